@@ -9,6 +9,8 @@
 mod atb;
 #[cfg(feature = "glue")]
 pub mod by_name;
+#[cfg(feature = "glue")]
+pub mod format_cast;
 pub mod fp16;
 #[cfg(feature = "glue")]
 mod glue;

@@ -26,10 +26,12 @@ pub enum Format {
     FractalZ3d = 33,
     Nc = 35,
     Ncl = 47,
+    FractalNzC0x16 = 50,
+    FractalNzC0x32 = 51,
 }
 
 impl Format {
-    const ALL: [Format; 15] = [
+    const ALL: [Format; 17] = [
         Format::Undefined,
         Format::Nchw,
         Format::Nhwc,
@@ -45,9 +47,11 @@ impl Format {
         Format::FractalZ3d,
         Format::Nc,
         Format::Ncl,
+        Format::FractalNzC0x16,
+        Format::FractalNzC0x32,
     ];
 
-    /// The format with CANN's number `value`, or `None` where CANN 8.1 has no such format.
+    /// The format with CANN's number `value`, or `None` for numbers without a format here.
     pub fn from_acl(value: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.acl() == value)
     }
@@ -75,7 +79,9 @@ impl Format {
             | Format::Nc1hwc0C04
             | Format::FractalNz
             | Format::Ndc1hwc0
-            | Format::FractalZ3d => false,
+            | Format::FractalZ3d
+            | Format::FractalNzC0x16
+            | Format::FractalNzC0x32 => false,
         }
     }
 

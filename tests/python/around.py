@@ -42,6 +42,7 @@ def casts(source, target):
 
 # Formats of tensors in memory.
 ND, NZ = 2, 29
+VERSION = tuple(int(part) for part in torch_npu.__version__.split(".")[:2])
 
 
 def in_memory(tensor, elements):
@@ -54,9 +55,8 @@ def in_memory(tensor, elements):
     return host
 
 
-def blocks(host):
-    """The matrices of a tensor in FRACTAL_NZ: blocks of 16 rows and 32 bytes, one column of blocks after the other."""
-    across = 16 if host.element_size() > 2 else 32 // host.element_size()
+def blocks(host, across):
+    """The matrices of a tensor in FRACTAL_NZ: blocks of 16 rows, one column of blocks after the other."""
     rows, columns = -host.shape[-2] % 16, -host.shape[-1] % across
     padded = torch.nn.functional.pad(host, (0, columns, 0, rows))
     batch = padded.shape[:-2]
@@ -80,7 +80,7 @@ def weights_cast_to_nz_and_back(dtype, shape):
         cast = torch_npu.npu_format_cast(device, NZ)
         assert torch_npu.get_npu_format(cast) in (NZ, "FRACTAL_NZ"), torch_npu.get_npu_format(cast)
         assert cast.shape == host.shape
-        expected = blocks(host)
+        expected = blocks(host, max(16, 32 // host.element_size()))
         exact(in_memory(cast, expected.numel()), expected.flatten())
         exact(torch_npu.npu_format_cast(cast, ND).cpu(), host)
         exact(cast.cpu(), host)

@@ -37,6 +37,14 @@ const SPELT: [(&str, &str); 11] = [
     ("VarCorrection", "var"),
 ];
 
+/// Functions of an operator beside its two phases, as its header declares them.
+const BESIDE: [(&str, &str); 1] = [(
+    "NpuFormatCast",
+    "\n/** The shape in memory and the format of what `srcTensor` is cast to; `dstShape` is the caller's to free. */\n\
+     aclnnStatus aclnnNpuFormatCastCalculateSizeAndFormat(\n    const aclTensor *srcTensor,\n    const int dstFormat,\n    \
+     const int additionalDtype,\n    int64_t **dstShape,\n    uint64_t *dstShapeSize,\n    int *actualFormat);\n",
+)];
+
 /// An operator of the table: its name without `aclnn`, and its parameters, each a name and a kind.
 struct Operator<'a> {
     name: &'a str,
@@ -73,9 +81,9 @@ fn operators(table: &str) -> Result<Vec<Operator<'_>>, String> {
 /// The C type of a kind of parameters, up to the parameter's name.
 fn c_type(kind: &str) -> Option<&'static str> {
     Some(match kind {
-        "In" | "InPacked" | "OptionalIn" => "const aclTensor *",
+        "In" | "InPacked" | "InStored" | "OptionalIn" => "const aclTensor *",
         "Ins" => "const aclTensorList *",
-        "Out" | "OptionalOut" | "InOut" | "InOutShared" => "aclTensor *",
+        "Out" | "OutStored" | "OptionalOut" | "InOut" | "InOutShared" => "aclTensor *",
         "Scalar" | "OptionalScalar" => "const aclScalar *",
         "Ints" => "const aclIntArray *",
         "Text" => "char *",
@@ -149,6 +157,7 @@ pub(crate) fn headers(table: &str) -> Result<BTreeMap<String, String>, String> {
     for operator in &operators {
         let body = bodies.entry(stem(operator.name, &names)).or_default();
         body.push_str(&declarations(operator)?);
+        body.extend(BESIDE.iter().filter(|(name, _)| *name == operator.name).map(|(_, text)| *text));
     }
     let header = |(stem, body): (String, String)| {
         let guard = format!("ASCEND_ATTENTION_ACLNNOP_ACLNN_{}_H_", stem.to_uppercase());

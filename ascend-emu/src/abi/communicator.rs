@@ -256,9 +256,9 @@ pub unsafe extern "C" fn HcclGetErrorString(code: HcclResult) -> *const c_char {
 
 pub unsafe extern "C" fn HcclGetCommConfigCapability() -> u32 {
     let target = context::machine().target;
-    match (target.soc, target.cann) {
-        (_, Cann::V8_1) => 5,
-        (Soc::Ascend950, _) => 10,
+    match target.soc {
+        _ if target.cann < Cann::V8_5 => 5,
+        Soc::Ascend950 => 10,
         _ => 12,
     }
 }

@@ -1,12 +1,12 @@
 //! Descriptors.
 
-use crate::c_pointer::not_null_or;
+use crate::c_pointer::{hand_out, not_null_or};
 use crate::descriptor::{
     BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, List, MOST_ELEMENTS, SCALAR_LISTS, SCALARS, Scalar,
     TENSOR_LISTS, TENSORS, Tensor,
 };
 use crate::handle::Table;
-use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Outcome, aclnn, failure, value};
+use crate::status::{ACLNN_INVALID, ACLNN_NULLPTR, Outcome, aclnn, failure, value};
 use ascend_sys::bindings::{
     aclBoolArray, aclDataType, aclFloatArray, aclFormat, aclIntArray, aclScalar, aclScalarList, aclTensor,
     aclTensorList, aclnnStatus,
@@ -248,28 +248,6 @@ pub unsafe extern "C" fn aclDestroyScalarList(array: *const aclScalarList) -> ac
     aclnn(|| SCALAR_LISTS.remove(array)?.destroy_members(&SCALARS))
 }
 
-/// Copies numbers to an array that the caller frees, with C++'s `delete[]`: for integers that is `free`.
-///
-/// # Safety
-///
-/// Both pointers are null or valid for writing.
-unsafe fn hand_out(values: &[i64], to: *mut *mut i64, count: *mut u64) -> Outcome {
-    not_null_or(ACLNN_NULLPTR, "the result's pointer", to)?;
-    not_null_or(ACLNN_NULLPTR, "the result's length", count)?;
-    // SAFETY: `malloc` has no precondition. At least one byte, so that null means failure.
-    let array = unsafe { libc::malloc(size_of_val(values).max(1)) }.cast::<i64>();
-    if array.is_null() {
-        return Err(failure!(ACLNN_INNER, "no host memory for an array"));
-    }
-    // SAFETY: the array was made for this many numbers just now, aligned for any type.
-    unsafe { ptr::copy_nonoverlapping(values.as_ptr(), array, values.len()) };
-    // SAFETY: not null, so valid for writing.
-    unsafe {
-        store("the result's pointer", to, array)?;
-        store("the result's length", count, values.len() as u64)
-    }
-}
-
 /// Defines functions that hand out numbers of a tensor.
 macro_rules! numbers {
     ($($name:ident($to:ident, $count:ident) = $($member:ident).+;)*) => {$(
@@ -281,7 +259,9 @@ macro_rules! numbers {
             aclnn(|| {
                 let described = TENSORS.get(tensor)?.get();
                 // SAFETY: the caller's promise.
-                unsafe { hand_out(&described.$($member).+, $to, $count) }
+                unsafe {
+                    hand_out(&described.$($member).+, (stringify!($to), $to), (stringify!($count), $count))
+                }
             })
         }
     )*};

@@ -2,16 +2,15 @@
 //! programs do where CANN has no function of two phases for an operator.
 //!
 //! `Identity` alone is emulated. PyTorch's extension casts the format of a tensor with it: matrices in row-major order
-//! to [`Format::FractalNz`] and back. In that order a matrix is cut into blocks of 16 rows and as many columns as 32
-//! bytes hold (16 for types of more than two bytes), padded with zeros, and the blocks lie below each other, one column
-//! of them after the other: `[.., columns / c, rows / 16, 16, c]`.
+//! to [`Format::FractalNz`] and back. A block has as many columns as 32 bytes hold, and 16 for types of more than two
+//! bytes.
 //!
 //! The functions have the contract of [`abi`](crate::abi).
 
-use super::argument::Shape;
-use super::call::{Work, prepared, work};
+use super::call::{Work, prepared};
+use super::format_cast::copied;
 use super::parameter::{Arguments, In, Out, Parameter};
-use super::view::View;
+use super::stored::blocks;
 use crate::descriptor::{DescribedTensor, TENSORS, Tensor};
 use crate::handle::{Kind, Table};
 use crate::lock::Lock;
@@ -268,13 +267,8 @@ impl Located {
     /// The shape in memory of these matrices in FRACTAL_NZ; `None` if they are no matrices.
     fn block(&self) -> Option<Dims> {
         let Description { dtype, shape, .. } = self.description;
-        let (&[rows, columns], batch) = shape.split_last_chunk::<2>().map(|(batch, matrix)| (matrix, batch))?;
         let bytes = i64::try_from(dtype.size()?).ok()?;
-        let across = if bytes > 2 { 16 } else { 32 / bytes };
-        let up = |size: i64, unit: i64| size / unit + i64::from(size % unit > 0);
-        let mut blocks = batch.to_vec();
-        blocks.extend([up(columns, across), up(rows, 16), 16, across]);
-        Dims::new(&blocks)
+        blocks(&shape, if bytes > 2 { 16 } else { 32 / bytes })
     }
 
     fn is_nz(&self) -> bool {
@@ -297,34 +291,5 @@ fn identity(
 ) -> Outcome<Work> {
     let [from, to] = handles;
     let (from, to) = (In(from).read(x.name, call)?, Out(to).read(y.name, call)?);
-    work(move |views| {
-        let (from, to): (&View, &View) = (views.of(&from), views.of(&to));
-        match (x.is_nz(), y.is_nz()) {
-            (false, true) => {
-                to.clear();
-                each_block(to, from, &|block, part| block.copy_from(part))
-            }
-            (true, false) => each_block(from, to, &|block, part| part.copy_from(block)),
-            _ => {
-                to.copy_from(from);
-                Ok(())
-            }
-        }
-    })
-}
-
-/// Visits each block of matrices in FRACTAL_NZ with the part of the matrices in row-major order that it has.
-fn each_block(blocks: &View, matrices: &View, visit: &dyn Fn(&View, &View)) -> Result<(), String> {
-    let batch = matrices.rank() - 2;
-    View::places(&matrices.shape()[..batch], &mut |places| {
-        let (blocks, matrix) = (blocks.part(0, places), matrices.part(0, places));
-        let (sizes, grid) = (Shape::from_slice(matrix.shape()), Shape::from_slice(blocks.shape()));
-        View::places(&grid[..2], &mut |at| {
-            let starts = [16 * at[1], grid[3] * at[0]];
-            let [rows, columns] = [16.min(sizes[0] - starts[0]), grid[3].min(sizes[1] - starts[1])];
-            let block = blocks.part(0, at).narrow(0, 0, rows).narrow(1, 0, columns);
-            visit(&block, &matrix.narrow(0, starts[0], rows).narrow(1, starts[1], columns));
-            Ok(())
-        })
-    })
+    copied((from, x.is_nz()), (to, y.is_nz()))
 }

@@ -26,6 +26,7 @@ mod choose;
 mod compare;
 mod elementwise;
 mod fill;
+pub mod format_cast;
 mod gate;
 mod join;
 mod latent;
@@ -39,11 +40,13 @@ mod reduce;
 mod rotary;
 mod search;
 mod select;
+mod stored;
 mod table;
 mod view;
 
 pub use parameter::{
-    Flag, In, InOut, InOutShared, InPacked, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out, Scalar, Text, Type,
+    Flag, In, InOut, InOutShared, InPacked, InStored, Ins, Ints, OptionalIn, OptionalOut, OptionalScalar, Out,
+    OutStored, Scalar, Text, Type,
 };
 
 use crate::for_each_glue_function;

@@ -5,8 +5,9 @@
 
 use super::argument::{Argument, Role};
 use super::number::Number;
+use super::stored::Stored;
 use crate::c_pointer::optional_text;
-use crate::descriptor::{INT_ARRAYS, SCALARS, TENSORS, optional_list};
+use crate::descriptor::{DescribedTensor, INT_ARRAYS, SCALARS, TENSORS, optional_list};
 use crate::operator::{Addresses, INPUTS, LISTS, OUTPUTS, TensorPosition};
 use crate::status::{ACLNN_INNER, ACLNN_INVALID, ACLNN_NULLPTR, Failure, Outcome, failure};
 use crate::trace;
@@ -36,12 +37,16 @@ c_types! {
     In(*const aclTensor);
     /// `const aclTensor *` that is read, and whose elements may be of less than a byte.
     InPacked(*const aclTensor);
+    /// `const aclTensor *` that is read as it lies in memory: in FRACTAL_NZ its blocks.
+    InStored(*const aclTensor);
     /// `const aclTensor *` that is read, or null.
     OptionalIn(*const aclTensor);
     /// `const aclTensorList *` whose tensors are read.
     Ins(*const aclTensorList);
     /// `aclTensor *` that is written.
     Out(*const aclTensor);
+    /// `aclTensor *` that is written as it lies in memory: in FRACTAL_NZ its blocks.
+    OutStored(*const aclTensor);
     /// `aclTensor *` that is written, or null.
     OptionalOut(*const aclTensor);
     /// `aclTensor *` that is read and then written; its elements share no memory.
@@ -123,7 +128,7 @@ impl Arguments {
         Ok(argument)
     }
 
-    fn tensor(&self, name: &str, raw: *const aclTensor) -> Outcome<crate::descriptor::DescribedTensor> {
+    fn tensor(&self, name: &str, raw: *const aclTensor) -> Outcome<DescribedTensor> {
         if raw.is_null() {
             return Err(self.null(name));
         }
@@ -134,6 +139,16 @@ impl Arguments {
 
     fn output(&mut self, name: &'static str, raw: *const aclTensor, role: Role) -> Outcome<Argument> {
         let tensor = self.tensor(name, raw)?;
+        self.output_of(name, tensor, raw, role)
+    }
+
+    fn output_of(
+        &mut self,
+        name: &'static str,
+        tensor: DescribedTensor,
+        raw: *const aclTensor,
+        role: Role,
+    ) -> Outcome<Argument> {
         let position = self.next_output()?;
         self.addresses.outputs[position] = tensor.address;
         self.keep(name, tensor.desc, TensorPosition::Output(position), role, raw.addr())
@@ -159,6 +174,10 @@ impl Arguments {
 
     fn input(&mut self, name: &'static str, raw: *const aclTensor) -> Outcome<Argument> {
         let tensor = self.tensor(name, raw)?;
+        self.input_of(name, tensor)
+    }
+
+    fn input_of(&mut self, name: &'static str, tensor: DescribedTensor) -> Outcome<Argument> {
         let position = self.next_input()?;
         self.addresses.inputs[position] = tensor.address;
         self.keep(name, tensor.desc, TensorPosition::Input(position), Role::Read, 0)
@@ -190,6 +209,24 @@ impl Parameter for InPacked {
         let argument = call.input(name, self.0);
         call.packed = false;
         argument
+    }
+}
+
+impl Parameter for InStored {
+    type Value = Stored;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Stored> {
+        let (memory, shape, format) = Stored::memory(call.operator, name, call.tensor(name, self.0)?)?;
+        Ok(Stored { argument: call.input_of(name, memory)?, shape, format })
+    }
+}
+
+impl Parameter for OutStored {
+    type Value = Stored;
+
+    fn read(self, name: &'static str, call: &mut Arguments) -> Outcome<Stored> {
+        let (memory, shape, format) = Stored::memory(call.operator, name, call.tensor(name, self.0)?)?;
+        Ok(Stored { argument: call.output_of(name, memory, self.0, Role::Write)?, shape, format })
     }
 }
 

@@ -42,9 +42,13 @@ fn cast(from: &Described, to: &Described) -> i32 {
     execute("Identity", &from.pair(), &to.pair(), null())
 }
 
-/// The bytes of matrices in FRACTAL_NZ, element by element.
-fn blocks(bytes: &[u8], [batch, rows, columns]: [usize; 3], size: usize) -> (Vec<i64>, Vec<u8>) {
-    let across = if size > 2 { 16 } else { 32 / size };
+/// The bytes of matrices in FRACTAL_NZ in blocks of `across` columns, element by element.
+pub(crate) fn blocks(
+    bytes: &[u8],
+    [batch, rows, columns]: [usize; 3],
+    size: usize,
+    across: usize,
+) -> (Vec<i64>, Vec<u8>) {
     let (down, right) = (rows.div_ceil(16), columns.div_ceil(across));
     let mut stored = vec![0; batch * right * down * 16 * across * size];
     for b in 0..batch {
@@ -72,7 +76,7 @@ proptest! {
         let count: usize = sizes.iter().product();
         let bytes: Vec<u8> = (0..count * size).map(|at| (at as u8).wrapping_mul(37).wrapping_add(seed)).collect();
         let shape = sizes.map(|size| size as i64);
-        let (storage, stored) = blocks(&bytes, sizes, size);
+        let (storage, stored) = blocks(&bytes, sizes, size, if size > 2 { 16 } else { 32 / size });
         let (plain, private) = (upload(&bytes), upload(&vec![0xa5u8; stored.len()]));
         let back = upload(&vec![0x5au8; bytes.len()]);
         let nd = |at| Described::new((dtype, &shape), (ND, &shape), (at, bytes.len()));

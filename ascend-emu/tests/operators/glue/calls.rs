@@ -187,9 +187,11 @@ macro_rules! nothing {
 nothing! {
     In: In(null());
     InPacked: InPacked(null());
+    InStored: InStored(null());
     OptionalIn: OptionalIn(null());
     Ins: Ins(null());
     Out: Out(null());
+    OutStored: OutStored(null());
     OptionalOut: OptionalOut(null());
     InOut: InOut(null());
     InOutShared: InOutShared(null());

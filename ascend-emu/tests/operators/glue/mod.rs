@@ -24,6 +24,7 @@ mod choose;
 mod compare;
 mod elementwise;
 mod fill;
+mod format_cast;
 mod functions;
 mod gate;
 mod join;

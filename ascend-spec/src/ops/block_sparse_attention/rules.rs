@@ -1,7 +1,7 @@
 //! The rules of BlockSparseAttention.
 
 use super::{BlockSparseCall, BlockSparseProblem, Parameter, UNBOUNDED, Version, lse_shape};
-use crate::Cann::{V9_0, V9_2};
+use crate::Cann::{V9_1, V9_2};
 use crate::DType::{Bf16, Float, Float16, Int8};
 use crate::allowed::{Axis, Checked, MultiplesOf, Named, Noted, Outcome, Rank, Shapes};
 use crate::attention_problem::lint_scale;
@@ -240,10 +240,8 @@ impl BlockSparseCall<'_> {
         self.judge_dtypes(&query)?;
         FORMAT.plain(self)?;
         FORMAT.addressable(self)?;
-        let known = match target.cann {
-            V9_0 => &LAYOUTS[..2],
-            _ => &LAYOUTS,
-        };
+        let is_first = target.cann < V9_1;
+        let known = if is_first { &LAYOUTS[..2] } else { &LAYOUTS };
         let names = [self.q_input_layout, self.kv_input_layout];
         let found = known.iter().find(|(name, _)| names == [*name, *name]);
         let Some(&(_, axes)) = found else {
@@ -261,9 +259,9 @@ impl BlockSparseCall<'_> {
         for (name, size) in ["rows", "keys"].into_iter().zip(block) {
             BLOCK_SHAPE.takes(Named(name, size), 1..)?;
         }
-        match target.cann {
-            V9_0 => INNER_PRECISE.takes(self.inner_precise, [0, 1])?,
-            _ => INNER_PRECISE.takes(self.inner_precise, [0, 1, 4])?,
+        match is_first {
+            true => INNER_PRECISE.takes(self.inner_precise, [0, 1])?,
+            false => INNER_PRECISE.takes(self.inner_precise, [0, 1, 4])?,
         }
         if let Some(mask) = self.block_sparse_mask {
             MASK_RANK.takes(mask.shape, Rank(4))?;

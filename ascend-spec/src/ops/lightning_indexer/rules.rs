@@ -277,10 +277,12 @@ impl Allowed<i64> for Counts {
 
     fn name(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "1 to {ANY_COUNT}")?;
-        match self.0.cann {
-            cann if cann < V9_0 => Ok(()),
-            cann if cann < V9_2 => f.write_str(", or a multiple of 1024"),
-            _ => write!(f, ", or a multiple of 1024 up to {MOST_COUNT}"),
+        if self.0.cann >= V9_0 {
+            f.write_str(", or a multiple of 1024")?;
         }
+        if self.0.cann >= V9_2 {
+            write!(f, " up to {MOST_COUNT}")?;
+        }
+        Ok(())
     }
 }
