@@ -51,7 +51,8 @@ pub unsafe extern "C" fn HcclGroupEnd() -> HcclResult {
         // Each is queued, whatever is said of another.
         let outcomes =
             calls.iter().map(|(comm, stream, messages)| exchange(NAME, &Caller::new(NAME, *comm, *stream)?, messages));
-        outcomes.fold(Ok(()), |first, next| first.and(next))
+        let outcomes: Vec<Outcome> = outcomes.collect();
+        outcomes.into_iter().collect()
     })
 }
 

@@ -248,13 +248,13 @@ fn a_process_that_never_comes_is_named_and_ranks_that_disagree_all_fail() {
     let alone = alone();
     let team = Team::new("processes::a_process_that_never_comes_is_named_and_ranks_that_disagree_all_fail", 2);
     let join = |info: &HcclRootInfo, size, rank, device| {
-        let (context, mut comm, mut settings) = (enter(device), null_mut(), config());
+        let (context, mut comm, settings) = (enter(device), null_mut(), config());
         // One second, in the layout that has a limit.
         let layout = crate::communicators::config(11, 2248, "late", 1);
         let result = unsafe {
             match size {
                 3 => HcclCommInitRootInfoConfig(size, info, rank, (&raw const *layout).cast(), &mut comm),
-                _ => HcclCommInitRootInfoConfig(size, info, rank, &mut settings, &mut comm),
+                _ => HcclCommInitRootInfoConfig(size, info, rank, &settings, &mut comm),
             }
         };
         ok(unsafe { aclrtDestroyContext(context) });
