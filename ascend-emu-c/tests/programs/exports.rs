@@ -106,11 +106,12 @@ fn operators_that_clients_do_not_find_are_named() {
     assert!(printed.lines.iter().any(refused), "{:?}", printed.lines);
 }
 
-/// The functions of the small operators around attention.
+/// The functions of the small operators around attention: two of each, and what one has beside them.
 #[cfg(feature = "glue")]
 fn glue_names() -> impl Iterator<Item = &'static str> {
     let operators = ascend_emu::glue::OPERATORS.iter().copied();
-    operators.clone().chain(operators.map(|name| &*format!("{name}GetWorkspaceSize").leak()))
+    let second = operators.clone().map(|name| &*format!("{name}GetWorkspaceSize").leak());
+    operators.chain(second).chain(["aclnnNpuFormatCastCalculateSizeAndFormat"])
 }
 
 #[cfg(not(feature = "glue"))]

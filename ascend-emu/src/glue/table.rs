@@ -14,7 +14,7 @@ macro_rules! for_each_glue_function {
             fn aclnnInplaceCopy(selfRef: InOut, src: In) = fill::copy;
             /// `torch_npu.npu_dtype_cast`.
             fn aclnnCast(self_: In, dtype: Type, out: Out) = fill::cast;
-            /// `torch_npu.npu_format_cast` on Ascend 950, and everywhere from 2.14 on.
+            /// `torch_npu.npu_format_cast`: on Ascend 950, and elsewhere by some versions of the extension.
             fn aclnnNpuFormatCast(srcTensor: InStored, dstTensor: OutStored) = format_cast::npu_format_cast;
             /// `torch.cat`.
             fn aclnnCat(tensors: Ins, dim: i64, out: Out) = join::concatenate;
