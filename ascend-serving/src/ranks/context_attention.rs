@@ -16,7 +16,7 @@ use crate::kv::{
 };
 use crate::rules;
 
-use super::context_exchange::{ContextExchange, ContextLayer};
+use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
 use super::context_parallel::{ContextParallel, ContextSplit};
 
 /// One rank of an attention whose contexts are divided over ranks (decode context parallelism, DCP): each rank has a
@@ -316,24 +316,6 @@ impl<T: Element> ContextAttention<T> {
 #[cold]
 fn no_rank(rank: usize, ranks: usize) -> Error {
     Error::invalid("rank", rank, format_args!("below {ranks}")).fix("divide the contexts over the communicator's ranks")
-}
-
-/// A part of a layer, by what a [mark](ContextStep::marks) of the time stands behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ContextPart {
-    /// Nothing: the layer begins.
-    Start,
-    /// Keys and values are in the cache.
-    Write,
-    /// The queries of all ranks are here, in order.
-    Gather,
-    /// The calls over the rank's keys and of the new tokens are over.
-    Attention,
-    /// The results for the rank's heads are here.
-    Exchange,
-    /// The results are merged.
-    Merge,
 }
 
 /// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by

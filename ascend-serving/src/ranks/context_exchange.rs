@@ -9,9 +9,26 @@ use crate::backends::AttentionShape;
 use crate::error::Result;
 use crate::kv::LayerCache;
 
-use super::context_attention::ContextPart;
 use super::context_parallel::{ContextSplit, RankPlan};
 use super::row_order::{RowOrder, lse_bits};
+
+/// A part of a layer, by what a [mark](crate::ContextStep::marks) of the time stands behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ContextPart {
+    /// Nothing: the layer begins.
+    Start,
+    /// Keys and values are in the cache.
+    Write,
+    /// The queries of all ranks are here, in order.
+    Gather,
+    /// The calls over the rank's keys and of the new tokens are over.
+    Attention,
+    /// The results for the rank's heads are here.
+    Exchange,
+    /// The results are merged.
+    Merge,
+}
 
 /// The tensors of one layer.
 pub(super) struct ContextLayer<'a, T: Element> {

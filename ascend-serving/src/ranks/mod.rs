@@ -6,6 +6,7 @@ mod context_parallel;
 mod row_order;
 mod tensor_parallel;
 
-pub use context_attention::{ContextAttention, ContextPart, ContextStep};
+pub use context_attention::{ContextAttention, ContextStep};
+pub use context_exchange::ContextPart;
 pub use context_parallel::{ContextParallel, ContextSplit, RankStep};
 pub use tensor_parallel::TensorParallel;
