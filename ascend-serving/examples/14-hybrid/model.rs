@@ -10,19 +10,22 @@ const WIDTH: usize = 64;
 pub(crate) const LINEAR: [bool; 5] = [true, true, true, false, true];
 /// Query and key heads of a linear layer, half as many as those of its values.
 pub(crate) const KEY_HEADS: usize = 2;
+const VALUE_HEADS: usize = 4;
+/// Elements of a head in linear layers.
+const DIM: usize = 16;
 pub(crate) const STATES: StateShape = StateShape {
     layers: 4,
-    value_heads: 4,
-    value_dim: 16,
-    key_dim: 16,
+    value_heads: VALUE_HEADS,
+    value_dim: DIM,
+    key_dim: DIM,
     scale: 0.25,
     drafts: 2,
     convolution: Some(CONVOLUTION),
 };
 /// Query heads, key heads, and elements of a head of the full layer.
 pub(crate) const FULL: [usize; 3] = [4, 2, 64];
-const KEYS: usize = KEY_HEADS * STATES.key_dim;
-pub(crate) const VALUES: usize = STATES.value_heads * STATES.value_dim;
+const KEYS: usize = KEY_HEADS * DIM;
+pub(crate) const VALUES: usize = VALUE_HEADS * DIM;
 /// Queries, keys and values of a token in a linear layer, which the convolution mixes with those before.
 pub(crate) const MIXED: usize = 2 * KEYS + VALUES;
 /// The convolution, which sees four tokens.
