@@ -14,10 +14,17 @@ fn check_reads_cache<T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
 ) -> Result<(), Violation> {
-    match layer.quantised.is_none() || backend.reads_quantised() {
-        true => Ok(()),
+    match layer.quantised {
+        Some(layer_cache) if layer_cache.is_sparse() => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
+            "a quantised cache of sparse attention",
+            "a quantised cache with scales of channels or tokens, or one of 16 bits",
+            "compute the step by `SparseLatent`, which no backend replaces, or make the cache by `PagedKvCache::new`",
+        )),
+        Some(_) if backend.reads_quantised() => Ok(()),
+        None => Ok(()),
         // Under a mask that no backend for quantised caches takes, none of them is advised.
-        false => Err(check_quantised_mask(step).err().unwrap_or_else(|| {
+        Some(_) => Err(check_quantised_mask(step).err().unwrap_or_else(|| {
             rules::BACKEND_QUANTISED.broken("a quantised cache", format_args!("a cache of {}", T::DTYPE))
         })),
     }

@@ -276,12 +276,6 @@ pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violati
 pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<&'a QuantisedLayer, Violation> {
     match layer.quantised {
         Some(layer_cache) if layer_cache.is_dequantised_by_fused() => Ok(layer_cache),
-        Some(layer_cache) if layer_cache.is_sparse() => Err(Violation::new(
-            &rules::BACKEND_QUANTISED,
-            "a quantised cache of sparse attention",
-            "a quantised cache with scales of channels or tokens",
-            "compute the step by `SparseLatent`, or make the cache by `PagedKvCache::quantised`",
-        )),
         Some(_) => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             "a cache of MXFP8",

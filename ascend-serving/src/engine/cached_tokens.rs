@@ -3,7 +3,7 @@
 use ascend_attention::{Element, Stream, Violation};
 
 use crate::error::Result;
-use crate::kv::{RequestState, Sequence, check_state_moves, listed_moves};
+use crate::kv::{RequestState, Sequence, move_in_caches};
 use crate::rules;
 
 use super::attention::Attention;
@@ -75,19 +75,8 @@ impl<T: Element> Attention<T> {
         moves: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<()> {
         self.check_sequence(sequence)?;
-        let moves = listed_moves(sequence, moves);
-        check_state_moves(sequence, &moves)?;
         let parts = self.groups.iter().zip(sequence.groups());
-        let checked = parts.map(|(group, part)| {
-            let moves = group.cache.check_moves(stream, part, &moves)?;
-            Ok((&group.cache, part, moves))
-        });
-        let checked = checked.collect::<Result<Vec<_>>>()?;
-        let moved = checked.iter().try_for_each(|(cache, _, moves)| cache.queue_moves(stream, moves));
-        if moved.is_err() {
-            checked.iter().for_each(|(cache, part, moves)| cache.lose_moved(part, moves));
-        }
-        moved
+        move_in_caches(stream, sequence, moves, parts.map(|(group, part)| (&group.cache, part)))
     }
 
     /// Queues the copies that blocks of a sequence still wait for, in the cache of each group:

@@ -4,7 +4,7 @@ use ascend_attention::{Element, Stream};
 
 use crate::backends::AttentionShape;
 use crate::error::Result;
-use crate::kv::{CacheShape, PagedKvCache, Sequence};
+use crate::kv::{CacheShape, PagedKvCache, Sequence, move_in_caches};
 
 use super::sparse_inputs::LayerQueries;
 use super::two_caches;
@@ -159,8 +159,9 @@ impl<T: Element> SparseLatent<T> {
         &self.index_keys
     }
 
-    /// The cache of latents and rotary keys, to queue copies, moves and writes of your own. What moves, and what
-    /// another source has written ([`PagedKvCache::mark_computed`]), does so in both caches.
+    /// The cache of latents and rotary keys, to queue copies and writes of your own. What another source has written
+    /// ([`PagedKvCache::mark_computed`]) is written to both caches, and what moves is moved in both
+    /// ([`move_tokens`](Self::move_tokens)).
     pub fn latents_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.latents
     }
@@ -178,5 +179,22 @@ impl<T: Element> SparseLatent<T> {
     /// as before.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
         two_caches::grow([&mut self.latents, &mut self.index_keys], stream, sequence, tokens)
+    }
+
+    /// Queues copies of cached tokens of a sequence to other positions of it, in both caches:
+    /// [`PagedKvCache::move_tokens`]. Where a copy fails on the device, the tokens from the first target on do not
+    /// count as computed any more in either.
+    ///
+    /// # Errors
+    /// As for [`PagedKvCache::move_tokens`], in either cache: nothing is moved then, but by errors of the device.
+    pub fn move_tokens(
+        &mut self,
+        stream: &Stream,
+        sequence: &Sequence,
+        moves: impl IntoIterator<Item = (usize, usize)>,
+    ) -> Result<()> {
+        sequence.check_groups(1)?;
+        let caches = [&self.latents, &self.index_keys];
+        move_in_caches(stream, sequence, moves, caches.map(|cache| (cache, sequence)))
     }
 }

@@ -50,7 +50,7 @@ pub(crate) use compressed_rows::CompressedRows;
 pub use fence::{Fence, FencedQueue};
 pub use interleave::Interleave;
 pub use kernel_blocks::KernelBlocks;
-pub(crate) use moved_tokens::{check_state_moves, listed_moves};
+pub(crate) use moved_tokens::move_in_caches;
 pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
 pub use pool::{Block, BlockPool, PoolId, StepLease};

@@ -120,23 +120,11 @@ impl<T: Element> PagedKvCache<T> {
         moves: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<()> {
         sequence.check_groups(1)?;
-        let moves = listed_moves(sequence, moves);
-        check_state_moves(sequence, &moves)?;
-        let moves = self.check_moves(stream, sequence, &moves)?;
-        let moved = self.queue_moves(stream, &moves);
-        if moved.is_err() {
-            self.lose_moved(sequence, &moves);
-        }
-        moved
+        move_in_caches(stream, sequence, moves, [(&*self, sequence)])
     }
 
     /// Refuses moves of tokens that the sequence cannot move in this cache. Nothing is moved.
-    pub(crate) fn check_moves(
-        &self,
-        stream: &Stream,
-        sequence: &Sequence,
-        moves: &[(usize, usize)],
-    ) -> Result<CheckedMoves> {
+    fn check_moves(&self, stream: &Stream, sequence: &Sequence, moves: &[(usize, usize)]) -> Result<CheckedMoves> {
         self.admits(stream)?;
         self.holds(sequence)?;
         if self.has_groups() {
@@ -212,7 +200,7 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// Queues the copies of moves that [`check_moves`](Self::check_moves) has checked.
-    pub(crate) fn queue_moves(&self, stream: &Stream, moves: &CheckedMoves) -> Result<()> {
+    fn queue_moves(&self, stream: &Stream, moves: &CheckedMoves) -> Result<()> {
         let block_size = self.pool().block_size();
         let runs = runs_of(&moves.slots, block_size);
         // The blocks may be given back while the copies wait for the device.
@@ -224,14 +212,33 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// Records that a move has failed: some layers have other tokens than the rest from the first target on.
-    pub(crate) fn lose_moved(&self, sequence: &Sequence, moves: &CheckedMoves) {
+    fn lose_moved(&self, sequence: &Sequence, moves: &CheckedMoves) {
         self.entry().lose(sequence.stamp(), moves.first);
     }
 }
 
+/// Queues copies of cached tokens of a sequence, each cache with the part of the sequence that it holds. Nothing is
+/// moved unless every cache can move them; where a copy fails on the device, every cache loses what was to be moved.
+pub(crate) fn move_in_caches<'a, T: Element>(
+    stream: &Stream,
+    sequence: &Sequence,
+    moves: impl IntoIterator<Item = (usize, usize)>,
+    caches: impl IntoIterator<Item = (&'a PagedKvCache<T>, &'a Sequence)>,
+) -> Result<()> {
+    let moves = listed_moves(sequence, moves);
+    check_state_moves(sequence, &moves)?;
+    let checked = caches.into_iter().map(|(cache, part)| Ok((cache, part, cache.check_moves(stream, part, &moves)?)));
+    let checked = checked.collect::<Result<Vec<_>>>()?;
+    let moved = checked.iter().try_for_each(|(cache, _, moves)| cache.queue_moves(stream, moves));
+    if moved.is_err() {
+        checked.iter().for_each(|(cache, part, moves)| cache.lose_moved(part, moves));
+    }
+    moved
+}
+
 /// Moves within a sequence that may be queued.
 #[derive(Debug)]
-pub(crate) struct CheckedMoves {
+struct CheckedMoves {
     /// Slots to move from and to.
     slots: Vec<(usize, usize)>,
     /// The first position that is moved to.
@@ -239,7 +246,7 @@ pub(crate) struct CheckedMoves {
 }
 
 /// Refuses moves in a sequence with a state in layers of linear attention.
-pub(crate) fn check_state_moves(sequence: &Sequence, moves: &[(usize, usize)]) -> Result<(), Violation> {
+fn check_state_moves(sequence: &Sequence, moves: &[(usize, usize)]) -> Result<(), Violation> {
     match moves.first().filter(|_| sequence.state().is_some()) {
         None => Ok(()),
         Some((from, to)) => Err(Violation::new(
@@ -257,10 +264,7 @@ fn most_moves(sequence: &Sequence) -> usize {
 }
 
 /// The moves of a list, and one more than there may be at most, so that an endless list ends.
-pub(crate) fn listed_moves(
-    sequence: &Sequence,
-    moves: impl IntoIterator<Item = (usize, usize)>,
-) -> Vec<(usize, usize)> {
+fn listed_moves(sequence: &Sequence, moves: impl IntoIterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
     moves.into_iter().take(most_moves(sequence).saturating_add(1)).collect()
 }
 

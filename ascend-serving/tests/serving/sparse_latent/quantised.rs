@@ -201,6 +201,7 @@ fn graphs_and_other_backends_say_what_reads_the_rows() {
     let latent = LatentTensors { query_rope: &rows.query_rope, form: LatentForm::Absorbed };
     let error = step.forward(0, LayerInputs::latent(&rows.query, &rows.latent, &rows.key_rope, latent)).unwrap_err();
     assert!(matches!(error, Error::NoBackend { .. }), "{error}");
+    refused(Err::<(), _>(error), &rules::BACKEND_QUANTISED, &["compute the step by `SparseLatent`"]);
 }
 
 /// Runs a step, and returns the attention of the last layer.
@@ -235,9 +236,19 @@ fn rows_and_scales_move_with_their_tokens() {
     };
     let before = read(&sparse, slot(20));
     assert_ne!(read(&sparse, slot(3)), before);
-    sparse.latents_mut().move_tokens(&stream, &sequence, [(20, 3)]).unwrap();
-    sparse.index_keys_mut().move_tokens(&stream, &sequence, [(20, 3)]).unwrap();
+    sparse.move_tokens(&stream, &sequence, [(20, 3)]).unwrap();
     assert_eq!(read(&sparse, slot(3)), before);
+    // A token that one cache alone has computed moves in neither.
+    let after = read(&sparse, slot(4));
+    let mut grown = sequence;
+    sparse.grow(&stream, &mut grown, 1).unwrap();
+    sparse.latents().mark_computed(&grown, TOKENS + 1).unwrap();
+    let moved = sparse.move_tokens(&stream, &grown, [(TOKENS, 4)]);
+    refused(moved, &rules::SEQUENCE_GAP, &["position 25"]);
+    assert_eq!(read(&sparse, slot(4)), after);
+    sparse.index_keys().mark_computed(&grown, TOKENS + 1).unwrap();
+    sparse.move_tokens(&stream, &grown, [(TOKENS, 4)]).unwrap();
+    assert_ne!(read(&sparse, slot(4)), after);
 }
 
 #[test]
