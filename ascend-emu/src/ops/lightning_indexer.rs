@@ -31,7 +31,7 @@ impl DeclaredOperator for IndexerOperator {
         // SAFETY: the caller's promise.
         unsafe {
             let launch = Launch::new(self, self.check, addresses, memory)?;
-            choose(&launch, &self.problem, IndexerCall::CONTENTS, (tensors, values, None))
+            choose(&launch, &self.problem, IndexerCall::CONTENTS, tensors, values, None)
         }
     }
 }
@@ -49,7 +49,9 @@ pub(super) unsafe fn choose<O: DeclaredOperator>(
     launch: &Launch<'_, O>,
     problem: &IndexerProblem,
     contents: [ParameterOf<O>; 3],
-    (tensors, values, scales): ([ParameterOf<O>; 4], Option<ParameterOf<O>>, Option<[ParameterOf<O>; 2]>),
+    tensors: [ParameterOf<O>; 4],
+    values: Option<ParameterOf<O>>,
+    scales: Option<[ParameterOf<O>; 2]>,
 ) -> Result<(), Fault> {
     if problem.is_idle() {
         return Ok(());

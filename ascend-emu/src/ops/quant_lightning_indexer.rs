@@ -24,7 +24,7 @@ impl DeclaredOperator for QuantIndexerOperator {
         // SAFETY: the caller's promise.
         unsafe {
             let launch = Launch::new(self, self.check, addresses, memory)?;
-            choose(&launch, &self.problem, QuantIndexerCall::CONTENTS, (tensors, None, Some(scales)))
+            choose(&launch, &self.problem, QuantIndexerCall::CONTENTS, tensors, None, Some(scales))
         }
     }
 }

@@ -416,7 +416,7 @@ proptest! {
         let got = download::<f16>(out, all_rows * heads * 512);
         let [got_max, got_sum] = sums.map(|sums| download::<f32>(sums, all_rows * heads));
         for row in 0..all_rows {
-            for head in 0..heads {
+            for (head, &sink) in sinks.iter().enumerate() {
                 let number = row * heads + head;
                 let keys: Vec<usize> = lists[row].iter().map(|key| places[row].0 + key).collect();
                 let dot = |of: usize, dim: usize, key: usize| -> f64 {
@@ -426,7 +426,7 @@ proptest! {
                 };
                 let scores: Vec<f64> =
                     keys.iter().map(|&key| 0.1 * (dot(0, 512, key) + dot(2, 64, key))).collect();
-                let sink = f64::from(sinks[head]);
+                let sink = f64::from(sink);
                 let max = scores.iter().copied().fold(sink, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
                 let sum = weights.iter().sum::<f64>() + (sink - max).exp();

@@ -5,7 +5,6 @@ use ascend_spec::DType::{Bf16, Float, Float8E4M3Fn, Float16, HiFloat8, Int8, Int
 use ascend_spec::Level;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::quant_lightning_indexer::{QuantIndexerCall, rules};
-use ascend_spec::ops::sparse_sequences::unusual_contents;
 use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;

@@ -4,7 +4,6 @@ use crate::described::{broken_by_numbers, half, numbers, of};
 use ascend_spec::DType::{Bf16, Float, Float8E4M3Fn, HiFloat8, Int8, Int64};
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::kv_quant_sparse_flash_attention::{Parameter, QuantSparseFlashCall, rules};
-use ascend_spec::ops::sparse_sequences::unusual_contents;
 use ascend_spec::{Cann, DType, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
