@@ -110,10 +110,11 @@ fn finish<S: Simd>(
     }
     let kv_len = sequence.geometry.kv_len();
     out.fill([0.0; WIDTH]);
-    if kv_len == 0 {
-        (0.0, 0.0)
-    } else if let Some(sink) = sink {
+    // Of a row whose list of keys is empty the sink is left; other operators do not ask it without keys.
+    if let Some(sink) = sink.filter(|_| kv_len > 0 || sequence.kv.is_listed()) {
         (*sink, 1.0)
+    } else if kv_len == 0 {
+        (0.0, 0.0)
     } else if attention.zeroes_masked_rows {
         (f32::MIN, f32::MAX)
     } else {

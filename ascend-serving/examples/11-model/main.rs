@@ -45,7 +45,7 @@ fn generated(int8: bool) -> Result<(), Box<dyn Error>> {
     let model = llama::generated([Causality::Window(window), Causality::Causal].repeat(2));
     let mut random = Random(7);
     let mut tokens = |count| -> Vec<u32> {
-        let token = |_| (random.next() % model.config.vocabulary as u64) as u32;
+        let token = |_| (random.draw() % model.config.vocabulary as u64) as u32;
         (0..count).map(token).collect()
     };
     let shared = tokens(200);

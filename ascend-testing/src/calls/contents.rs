@@ -81,7 +81,7 @@ pub fn fill(parameter: Parameter, desc: &TensorDesc, held: DType, random: &mut R
     let count = reach(desc);
     match (parameter, held) {
         (Parameter::AttenMask, _) if desc.shape.ends_with(&CompressedMask::Causal.shape()) => {
-            TEMPLATE.iter().copied().cycle().take(count as usize).collect()
+            TEMPLATE.iter().copied().cycle().take(count).collect()
         }
         (Parameter::AttenMask | Parameter::BlockTable, _) | (_, DType::Int64) => {
             vec![0; (count * held.bits() as usize).div_ceil(8)]

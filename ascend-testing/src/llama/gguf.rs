@@ -54,7 +54,7 @@ pub fn load(path: &Path) -> Result<(Model, Vocabulary)> {
         return Err(format!("{heads} heads of {head_dim} over {kv_heads} make no model").into());
     }
     let config = Config {
-        vocabulary: vocabulary.len(),
+        vocabulary: vocabulary.size(),
         width,
         heads,
         kv_heads,
@@ -80,7 +80,7 @@ pub fn load(path: &Path) -> Result<(Model, Vocabulary)> {
         })
     };
     let model = Model {
-        embedding: file.linear("token_embd.weight", width, vocabulary.len())?,
+        embedding: file.linear("token_embd.weight", width, vocabulary.size())?,
         layers: (0..config.layers.len()).map(layer).collect::<Result<_>>()?,
         norm: file.weights("output_norm.weight", width)?,
         config,

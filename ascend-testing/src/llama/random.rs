@@ -44,7 +44,7 @@ pub fn generated(layers: Vec<Causality>) -> Model {
 pub struct Random(pub u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -53,7 +53,7 @@ impl Random {
 
     /// Numbers with a mean of 0 and a mean square of 1.
     fn number(&mut self) -> f32 {
-        let unit = (self.next() >> 40) as f32 / (1u64 << 24) as f32;
+        let unit = (self.draw() >> 40) as f32 / (1u64 << 24) as f32;
         (2.0 * unit - 1.0) * 3f32.sqrt()
     }
 

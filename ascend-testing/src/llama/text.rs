@@ -21,7 +21,7 @@ impl Vocabulary {
         }
     }
 
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.words.len()
     }
 

@@ -128,7 +128,8 @@ fn a_window_may_begin_and_end_in_one_block() {
 fn a_compressed_mask_that_is_not_the_template() {
     let _bench = Bench::new();
     let _strict = check_scope(Check::Strict);
-    let wrong: [(fn(usize, usize) -> bool, &str); 4] = [
+    type Hides = fn(usize, usize) -> bool;
+    let wrong: [(Hides, &str); 4] = [
         (|_, _| false, "attenMask [0, 1] is 0, but"),
         (|row, column| column <= row, "attenMask [0, 0] is 1, but"),
         (|row, column| column < row, "attenMask [2047, 0] is 1, but"),
