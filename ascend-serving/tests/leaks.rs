@@ -22,7 +22,7 @@ use ascend_attention::{
 };
 use ascend_emu::Live;
 use ascend_serving::kv::{
-    CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape,
+    CacheShape, CacheWrite, ChannelScales, Convolution, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
@@ -354,12 +354,12 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
             value_dim: DIM,
             key_dim: DIM,
             scale: 0.25,
-            drafts: 0,
-            convolution: None,
+            drafts: 1,
+            convolution: Some(Convolution { width: 4, channels: DIM, silu: true }),
         };
-        let mut attention = Attention::of_hybrid(3, [full], [0, 2], StatePool::new::<bf16>(&stream, 4, shape)?)?;
+        let mut attention = Attention::of_hybrid(3, [full], [0, 2], StatePool::new::<bf16>(&stream, 6, shape)?)?;
         let mut sequences = [attention.sequence(), attention.sequence()];
-        for new in [[20, 1], [1, 1]] {
+        for new in [[20, 1], [2, 1]] {
             for (sequence, new) in sequences.iter_mut().zip(new) {
                 attention.grow(&stream, sequence, new)?;
             }
@@ -370,11 +370,16 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
             let rows = ones(&stream, bf16::ONE, [tokens, 1, DIM])?;
             let beta = rows.narrow(2, 0..1)?.contiguous(&stream)?.reshape([tokens, 1])?;
             let tensors = DeltaTensors::new((&rows, &rows, &rows), &beta);
+            let (mixed, weight) = (rows.reshape([tokens, DIM])?, ones(&stream, bf16::ONE, [4, DIM])?);
             let mut step = attention.begin(&stream, &metadata)?;
             for layer in 0..3 {
                 let mut forward = || match layer {
                     1 => step.forward(layer, (&rows, &rows, &rows)),
-                    _ => step.forward(layer, tensors),
+                    _ => {
+                        // Its rows are not read: where it fails on the device, nothing has written them.
+                        step.convolve(layer, (&mixed, &weight))?;
+                        step.forward(layer, tensors)
+                    }
                 };
                 let Err(failed) = forward() else {
                     continue;
@@ -393,7 +398,7 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
         let mut fork = sequences[0].fork();
         attention.grow(&stream, &mut fork, 1)?;
         drop((fork, sequences));
-        assert_eq!(attention.states().map(StatePool::free_slots), Some(4));
+        assert_eq!(attention.states().map(StatePool::free_slots), Some(6));
         Ok(())
     })();
     // Whatever failed, the stream goes on.
