@@ -6,7 +6,7 @@ use std::time::Duration;
 use ascend_attention::comm::Communicator;
 use ascend_attention::{Device, Stream};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, ContextPart, Result};
+use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, ContextPart, Error, Result};
 
 use super::Work;
 use super::rows::{Half, queries, upload_keys, upload_step};
@@ -38,8 +38,20 @@ pub(super) fn steps<T: Half>(devices: &[Device], work: &Work) -> Result<Vec<Rank
             Ok(outcome) => outcome,
             Err(panic) => std::panic::resume_unwind(panic),
         });
-        joined.collect()
+        let mut outcomes: Vec<Result<RankSteps>> = joined.collect();
+        // The rank that failed by itself says why; the others that it has left.
+        let own = |outcome: &Result<RankSteps>| outcome.as_ref().is_err_and(|error| !is_of_others(error));
+        match outcomes.iter().position(own) {
+            Some(failed) => outcomes.swap_remove(failed).map(|_| Vec::new()),
+            None => outcomes.into_iter().collect(),
+        }
     })
+}
+
+/// Whether an error may be about what another rank has done.
+fn is_of_others(error: &Error) -> bool {
+    use ascend_attention::Error as Call;
+    matches!(error, Error::Attention(Call::Hccl { .. } | Call::Acl { .. }))
 }
 
 fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<RankSteps> {

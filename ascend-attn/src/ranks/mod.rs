@@ -9,6 +9,7 @@ use std::env;
 use std::process::{Command, ExitCode};
 
 use ascend_attention::{Platform, Runtime, bf16, f16};
+use ascend_serving::ContextParallel;
 use clap::ValueEnum;
 
 use super::Stop;
@@ -33,7 +34,7 @@ const DEVICES: &str = "ASCEND_EMU_DEVICES";
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Number of ranks, at most 15
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=15))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=ContextParallel::MAX_RANKS as i64))]
     ranks: u8,
     /// Tokens of each request that are cached before the first step
     #[arg(long, value_name = "N", default_value_t = 32768, value_parser = number(1..=1 << 24))]

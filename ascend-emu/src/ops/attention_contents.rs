@@ -83,7 +83,9 @@ impl fmt::Display for WrongTemplate {
         };
         write!(
             f,
-            "attenMask [{row}, {column}] is {byte}, but in sparse modes 2 to 4 and 6 to 8 attenMask is a template,              {template}, from which the operator reads the mask of each tile; the emulation hides what the mode hides,              and hardware what the tensor says: pass the template, or a full mask in sparse mode 1"
+            "attenMask [{row}, {column}] is {byte}, but in sparse modes 2 to 4 and 6 to 8 attenMask is a template, \
+             {template}, from which the operator reads the mask of each tile; the emulation hides what the mode \
+             hides, and hardware what the tensor says: pass the template, or a full mask in sparse mode 1"
         )
     }
 }

@@ -44,8 +44,8 @@ impl TensorParallel {
     /// [`AttentionShape::check`].
     pub fn new(shape: AttentionShape, ranks: usize) -> Result<Self> {
         shape.check()?;
+        let is_multiple = |heads: usize, of: usize| heads.checked_rem(of) == Some(0);
         let divides = |ranks: usize| {
-            let is_multiple = |heads: usize, of: usize| heads.checked_rem(of) == Some(0);
             let AttentionShape { heads, kv_heads, .. } = shape;
             is_multiple(heads, ranks) && (is_multiple(kv_heads, ranks) || is_multiple(ranks, kv_heads))
         };
@@ -60,9 +60,15 @@ impl TensorParallel {
             &rules::RANKS_HEADS,
             format_args!("{} query heads and {} key heads over {ranks} ranks", shape.heads, shape.kv_heads),
             format_args!("{below}{or} ranks"),
-            format_args!(
-                "use {below}{or} ranks for the heads, or fill the model's heads up to a multiple of the ranks"
-            ),
+            match is_multiple(shape.heads, ranks) {
+                true => format!(
+                    "use {below}{or} ranks for the heads, or copy the key heads so that their number divides the \
+                     ranks or is a multiple of them"
+                ),
+                false => format!(
+                    "use {below}{or} ranks for the heads, or fill the model's heads up to a multiple of the ranks"
+                ),
+            },
         )
         .into())
     }
