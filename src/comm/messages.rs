@@ -114,7 +114,7 @@ impl Communicator {
     ///
     /// let mut rank = Communicator::all(&[Runtime::emulated()?.device(0)?])?.remove(0);
     /// let stream = rank.device().stream()?;
-    /// let (sent, received) = (stream.upload(&[7i32; 3], [3])?, Tensor::empty(rank.device(), [3])?);
+    /// let (sent, received) = (stream.upload(&[7i32; 3], [3])?, Tensor::<i32>::empty(rank.device(), [3])?);
     /// let (next, previous) = ((rank.rank() + 1) % rank.size(), (rank.rank() + rank.size() - 1) % rank.size());
     /// let ring = [Message::Send { tensor: &sent, to: next }, Message::Recv { tensor: &received, from: previous }];
     /// rank.batch(&stream, &ring)?;

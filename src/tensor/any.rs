@@ -181,7 +181,7 @@ impl AnyTensor {
     /// ```
     /// use ascend_attention::spec::DType;
     /// use ascend_attention::spec::minifloat::Float8E4M3Fn;
-    /// use ascend_attention::{AnyTensor, Runtime};
+    /// use ascend_attention::{AnyTensor, Runtime, f16};
     ///
     /// # fn main() -> ascend_attention::Result<()> {
     /// # #[cfg(feature = "emulation")] {
@@ -191,11 +191,11 @@ impl AnyTensor {
     /// let floats = bytes.bits_as(DType::Float8E4M3Fn)?.typed::<Float8E4M3Fn>()?;
     /// assert_eq!(floats.download(&stream)?, [one; 3]);
     /// assert!(bytes.bits_as(DType::Bf16).is_err());
-    /// let words: AnyTensor = stream.upload(&[0x0001_0002u32; 6], [2, 3])?.into();
-    /// let halves = words.bits_as(DType::Uint16)?.typed::<u16>()?;
+    /// let words: AnyTensor = stream.upload(&[0x4000_3c00; 6], [2, 3])?.into();
+    /// let halves = words.bits_as(DType::Float16)?.typed::<f16>()?;
     /// assert_eq!(halves.shape(), [2, 6]);
-    /// assert_eq!(halves.download(&stream)?[..2], [2, 1]);
-    /// assert!(words.permute([1, 0])?.bits_as(DType::Uint16).is_err());
+    /// assert_eq!(halves.download(&stream)?[..2], [f16::from_f32(1.0), f16::from_f32(2.0)]);
+    /// assert!(words.permute([1, 0])?.bits_as(DType::Float16).is_err());
     /// # }
     /// # Ok(())
     /// # }

@@ -379,6 +379,10 @@ fn more_calls() -> Vec<&'static str> {
             },
             A2,
         ),
+        (
+            FiaCall { actual_seq_lengths: Some(&[3, 5]), actual_seq_lengths_kv: Some(&[3, 8]), ..packed.clone() },
+            Target::new(Soc::AtlasA2, Cann::V9_2),
+        ),
         (cached("TND", 0), A2),
         (cached("TND", 1), A2),
         (FiaCall { input_layout: "bsnd", ..decode("BSND", &cache, &[3000]) }, A2),
