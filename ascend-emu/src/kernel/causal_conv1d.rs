@@ -31,7 +31,8 @@ pub(crate) struct Buffers {
 /// # Safety
 ///
 /// The tensors are those of a call that the problem resolves, of `dtype`; their bytes are live and accessed by no other
-/// thread; the runs are those of the problem.
+/// thread; the runs are those of the problem, no two of which have a row in common, and where two have one line
+/// `shared` is set.
 pub(crate) unsafe fn run(problem: &ConvProblem, dtype: DType, runs: (&[ConvRun], bool), buffers: &Buffers) {
     // SAFETY: the caller keeps this contract; the dtype is that of the tensors.
     unsafe {
@@ -52,8 +53,8 @@ unsafe fn typed<T: Number>(problem: &ConvProblem, (runs, shared): (&[ConvRun], b
     tasks.for_each(|task| {
         let first = task % blocks * BLOCK;
         let channels = first..(first + BLOCK).min(problem.channels);
-        // SAFETY: the caller keeps this contract; no other task has these channels of the sequence's rows, nor of its
-        // line, or there is one thread.
+        // SAFETY: the caller keeps this contract: no other run has the sequence's rows, nor its line unless lines are
+        // shared, where there is one thread; the run's other tasks have other channels.
         unsafe { convolve::<T>(problem, &runs[task / blocks], channels, buffers) };
     });
 }

@@ -171,7 +171,8 @@ impl DeclaredOperator for CausalConvOperator {
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found what is written apart
-        // from everything else; the runs keep to the rows and to the pool.
+        // from everything else; the runs keep to the rows and to the pool, `ConvProblem::runs` takes none that begins
+        // within another's rows, and `shared` says whether two have one line.
         unsafe { causal_conv1d::run(&self.problem, x.dtype, (&runs, shared), &buffers) };
         Ok(())
     }

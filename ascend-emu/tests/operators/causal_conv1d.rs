@@ -101,6 +101,16 @@ fn numbers_that_lead_elsewhere_are_named_and_write_nothing() {
         assert_ne!(statuses[2], 0, "{text}");
         assert!(message().contains(text), "{}", message());
     }
+    // The last sequence has rows of the first one, and is left out with the one in between.
+    let (pool, seen) = (rows(&[10.0, 20.0, 30.0]), findings().len());
+    let (statuses, out) = convolve(&[0, 5, 2, 8], &[0, 1, 2], &[1; 3], pool, 3);
+    assert_eq!(statuses, [0; 3], "{}", message());
+    assert_eq!(out, [21.0, 4.0, 7.0, 10.0, 13.0, -1.0, -1.0, -1.0]);
+    assert_eq!(first(pool, 3), [5.0, 20.0, 30.0]);
+    for text in ["rows 5 to 2 of sequence 1", "rows 2 to 8 of sequence 2"] {
+        let found = &findings()[seen..];
+        assert!(found.iter().any(|finding| finding.message.contains(text)), "{text}: {found:?}");
+    }
 }
 
 #[test]

@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use ascend_attention::causal_conv::{CausalConvPlan, ConvInputs, ConvSequence, ConvSequences};
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::spec::TensorDesc;
+use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::error::Result;
@@ -40,13 +41,51 @@ impl<'a, T: Element> ConvolutionInputs<'a, T> {
     }
 }
 
+/// How the rows, the weights and the bias of a layer lie in memory.
+#[derive(Clone, Copy, Debug)]
+struct ConvolutionForm([Option<TensorDesc>; 3]);
+
+impl ConvolutionForm {
+    const NAMES: [&'static str; 3] = ["x", "weight", "bias"];
+
+    /// The form of tensors of a device.
+    fn of<T: Element>(inputs: &ConvolutionInputs<'_, T>, device: &Device) -> Result<Self> {
+        let given: [Option<&AnyTensor>; 3] = [Some(inputs.x), Some(inputs.weight), inputs.bias.map(|bias| &**bias)];
+        for (name, tensor) in Self::NAMES.into_iter().zip(given) {
+            tensor.map_or(Ok(()), |tensor| tensor.check_device(name, device))?;
+        }
+        Ok(Self(given.map(|tensor| tensor.map(|tensor| *tensor.desc()))))
+    }
+
+    /// Refuses a layer with tensors of another form than the first one's, for which the plan is made.
+    fn check_same(self, first: Self, layer: usize) -> Result<(), Violation> {
+        for ((name, given), planned) in Self::NAMES.into_iter().zip(self.0).zip(first.0) {
+            let is_same = match (given, planned) {
+                (Some(given), Some(planned)) => planned.lies_as(&given),
+                (given, planned) => given.is_none() && planned.is_none(),
+            };
+            if !is_same {
+                let text = |desc: Option<TensorDesc>| desc.map_or_else(|| "none".to_owned(), |desc| desc.to_string());
+                return Err(Violation::new(
+                    &rules::STEP_LAYERS,
+                    format_args!("{name} {} in the convolution of layer {layer} of linear attention", text(given)),
+                    format_args!("{}, as in the step's first one", text(planned)),
+                    "bring rows and weights of one shape, with the same strides, to every convolution of a step, and \
+                     a bias to every one or to none; zeros are no bias",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// What the convolutions of a step share.
 #[derive(Debug)]
 pub(super) struct ConvolutionStep {
     sequences: Vec<ConvSequence>,
     copies: Vec<WindowCopy>,
-    /// What the first layer has prepared for all.
-    plan: Option<CausalConvPlan>,
+    /// What the first layer has prepared for all, and the form of its tensors.
+    plan: Option<(CausalConvPlan, ConvolutionForm)>,
     /// New rows of the requests, in front of the padding.
     rows: usize,
     /// Which layers are convolved.
@@ -106,7 +145,7 @@ impl ConvolutionStep {
     }
 
     /// Queues the convolution of a layer, counted among those of linear attention, and says before the first copy that
-    /// windows are written. Nothing is written where the call is refused.
+    /// windows are written. Nothing is written where the tensors are refused.
     pub(super) fn queue_layer<T: Element>(
         &mut self,
         pool: &StatePool,
@@ -119,20 +158,28 @@ impl ConvolutionStep {
             let given = format_args!("layer {layer} of linear attention twice");
             return Err(rules::STEP_CONVOLUTION.broken(given, "each layer once in a step").into());
         }
+        let form = ConvolutionForm::of(inputs, stream.device())?;
         let &ConvolutionInputs { x, weight, bias } = inputs;
         if x.shape().first() != Some(&tokens) {
             let given = format_args!("x {} in layer {layer} of linear attention", x.desc());
             return Err(rules::STEP_TOKENS.broken(given, format_args!("{tokens} rows")).into());
         }
+        if let Some((_, first)) = &self.plan {
+            form.check_same(*first, layer)?;
+        }
         let windows = pool.windows(layer)?.clone().typed::<T>()?;
         let rows = x.narrow(0, 0..self.rows)?;
+        if !self.copies.is_empty() && !rows.is_contiguous() {
+            let given = format_args!("x {} in layer {layer} of linear attention, with drafts", x.desc());
+            return Err(rules::STEP_CONTIGUOUS.broken(given, "row-major strides").into());
+        }
         let inputs = ConvInputs::from((&rows, weight, &windows));
         let inputs = bias.map_or(inputs, |bias| inputs.bias(bias));
-        let plan = match &self.plan {
-            Some(plan) => plan,
+        let (plan, _) = match &self.plan {
+            Some(planned) => planned,
             None => {
                 let sequences = ConvSequences::new(stream, &self.sequences)?;
-                self.plan.insert(pool.convolution_call().plan(&sequences, inputs)?)
+                self.plan.insert((pool.convolution_call().plan(&sequences, inputs)?, form))
             }
         };
         let window = |slot: usize, rows: &Range<usize>| {

@@ -226,9 +226,12 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`STEP_CONVOLUTION`](crate::rules::STEP_CONVOLUTION) for a layer twice, and where the
     /// [`StateShape`](crate::kv::StateShape) has no convolution; [`STEP_KIND`](crate::rules::STEP_KIND) for a layer of
     /// attention; [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of rows;
+    /// [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for rows, weights or a bias that do not lie as the first layer's;
+    /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for rows with gaps, such as columns of a fused projection,
+    /// where a request has several tokens and keeps the state behind each (`StateShape::drafts`);
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer; as for
-    /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan). Nothing is written where the call is
-    /// refused.
+    /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan). Nothing is written where the tensors
+    /// are refused.
     pub fn convolve<'i>(&mut self, layer: usize, inputs: impl Into<ConvolutionInputs<'i, T>>) -> Result<Tensor<T>> {
         self.layers.check_not_repeated(layer)?;
         let attention = &*self.attention;

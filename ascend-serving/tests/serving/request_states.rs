@@ -8,8 +8,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, LayerGroup, NamedMask, PrefixCache, Result, StatePolicy, Step, rules,
+    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, ConvolutionInputs,
+    Error, FusedAttention, GraphLimits, LayerGroup, NamedMask, PrefixCache, Result, StatePolicy, Step, rules,
 };
 use proptest::prelude::*;
 
@@ -744,6 +744,54 @@ fn steps_refuse_what_does_not_go_together() {
     drop(sequence);
     assert!(attention.begin(&stream, &next).is_err());
     assert_eq!(attention.states().unwrap().free_slots(), SLOTS);
+}
+
+/// Convolutions that are refused write nothing: the right ones follow in the same step, whose outputs are right.
+#[test]
+fn convolutions_that_are_refused_leave_the_step_usable() {
+    let stream = stream();
+    for drafts in [0, 2] {
+        let mut attention = model(&stream, drafts);
+        let mut sequence = attention.sequence();
+        for (names, done) in [([1, 2, 3], 0), ([4, 5, 6], 3)] {
+            attention.grow(&stream, &mut sequence, 3).unwrap();
+            let metadata = step_of(&attention, &[(&sequence, 3)]).unwrap();
+            let mut step = attention.begin(&stream, &metadata).unwrap();
+            for (at, layer) in LINEAR.into_iter().enumerate() {
+                let rows = Rows::new(&stream, &names, 0, layer);
+                let weight = upload(&stream, weights(layer).into_iter(), &[CONVOLUTION.width, CONVOLUTION.channels]);
+                let mut is = |inputs: ConvolutionInputs<'_, bf16>, rule| {
+                    let refused = step.convolve(layer, inputs).unwrap_err();
+                    assert!(refused.breaks(rule), "{refused}");
+                };
+                // The first columns of rows twice as wide: a plan takes them, and copies of windows do not.
+                let wide = rows.mixed.download(&stream).unwrap();
+                let wide: Vec<_> = wide.chunks(CONVOLUTION.channels).flat_map(|row| [row, row].concat()).collect();
+                let wide = stream.upload(&wide, [3, 2 * CONVOLUTION.channels]).unwrap();
+                let columns = wide.narrow(1, 0..CONVOLUTION.channels).unwrap();
+                if drafts > 0 && at == 0 {
+                    is((&columns, &weight).into(), &rules::STEP_CONTIGUOUS);
+                }
+                // A bias, other strides, narrower weights than the first layer brought.
+                if at > 0 {
+                    let bias = upload(&stream, std::iter::repeat_n(1.0, CONVOLUTION.channels), &[CONVOLUTION.channels]);
+                    is(ConvolutionInputs::from((&rows.mixed, &weight)).bias(&bias), &rules::STEP_LAYERS);
+                    is((&columns, &weight).into(), &rules::STEP_LAYERS);
+                    is((&rows.mixed, &weight.narrow(0, 0..3).unwrap()).into(), &rules::STEP_LAYERS);
+                }
+                let values = rows.convolved(&mut step, &stream, layer).unwrap();
+                let output = step.forward(layer, rows.tensors(&values)).unwrap().download(&stream).unwrap();
+                let want = recurrence(&[1, 2, 3, 4, 5, 6], layer)[done..done + 3].concat();
+                for (got, want) in output.iter().zip(want) {
+                    assert!((got.to_f64() - want).abs() < 0.03, "{got} for {want} in layer {layer}");
+                }
+            }
+            for layer in [FULL, WINDOWED] {
+                forward(&mut step, &stream, &names, 0, layer).unwrap();
+            }
+            step.end().unwrap();
+        }
+    }
 }
 
 /// Prompts with decays of columns, and over states of single precision, which ChunkGatedDeltaRule does not take.

@@ -200,7 +200,8 @@ pub struct ConvRun {
 /// A number on the device that leads elsewhere than to the sequence's own rows and line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConvFault {
-    /// A sequence begins behind its end, outside of the rows, or elsewhere than the call's shape says.
+    /// A sequence begins behind its end, outside of the rows, within another one's, or elsewhere than the call's shape
+    /// says.
     Starts {
         /// Number of the sequence.
         sequence: usize,
@@ -307,11 +308,21 @@ impl ConvProblem {
     }
 
     /// Follows the numbers on the device: each sequence with rows that is not left out by the line `padSlotId`, and the
-    /// faults. A sequence whose rows or line are not the call's is left out; one whose accepted count leads elsewhere
-    /// goes on from the nearest window, and one whose line is too short leaves it as it was.
+    /// faults. A sequence whose rows or line are not the call's is left out, and so is one that begins in front of the
+    /// end of one that was taken: no two have a row in common. One whose accepted count leads elsewhere goes on from
+    /// the nearest window, and one whose line is too short leaves it as it was.
     pub fn runs<'a>(&'a self, contents: ConvContents<'a>) -> impl Iterator<Item = Result<ConvRun, ConvFault>> + 'a {
+        let mut taken = 0;
         (0..self.sequences).flat_map(move |sequence| {
-            let run = self.run(sequence, &contents);
+            let run = self.run(sequence, &contents).map(|run| {
+                let run = run?;
+                if run.rows.start < taken {
+                    let given = [run.rows.start, run.rows.end].map(|row| row as i64);
+                    return Err(ConvFault::Starts { sequence, given, rows: self.rows });
+                }
+                taken = run.rows.end;
+                Ok(run)
+            });
             let faults = match &run {
                 Some(Ok(run)) => [self.accepted_fault(run.sequence, &contents), self.full_line(run)],
                 _ => [None, None],

@@ -141,6 +141,12 @@ fn numbers_lead_to_rows_and_lines_or_are_faults() {
     ] {
         assert_eq!(runs(&given, &[0, 1, 2], &[]).0[sequence], starts(sequence, pair), "{given:?}");
     }
+    // Behind a sequence that ends in front of its beginning, the next one has rows of the first: it is left out too,
+    // unless the first is.
+    let given = [0, 5, 2, 9];
+    let found = [run(0, 0..5, 0, None), starts(1, [5, 2]), starts(2, [2, 9])];
+    assert_eq!(runs(&given, &[0, 1, 2], &[]).0, found);
+    assert_eq!(runs(&given, &[-1, 1, 2], &[]).0, [starts(1, [5, 2]), run(2, 2..9, 2, None)]);
 
     let problem = Call { query_start_loc: of(Int32, &[4]), x: prompts().x, y: prompts().y, ..drafts() };
     let problem = problem.check(a2()).unwrap();
