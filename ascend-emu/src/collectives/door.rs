@@ -5,7 +5,8 @@ use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -46,7 +47,7 @@ pub(super) fn user() -> libc::uid_t {
 }
 
 /// Refuses a folder that others than this user can reach into.
-pub(super) fn check_folder(folder: &Path) -> io::Result<()> {
+fn check_folder(folder: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(folder)?;
     if found.is_dir() && found.uid() == user() && found.mode() & 0o077 == 0 {
         return Ok(());
@@ -55,9 +56,31 @@ pub(super) fn check_folder(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
+/// What the names of sockets begin with.
+const PREFIX: &str = "hub-";
+
+/// The name of the folder of this user's sockets.
+fn folder_name() -> String {
+    format!("ascend-emu-{}", user())
+}
+
+/// Refuses a path that is not that of a socket of this user. The temporary folder may be another process's.
+pub(super) fn check_path(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| folder.file_name().is_some_and(|name| *name == *folder_name()));
+    let is_named = path.file_name().is_some_and(|name| name.as_bytes().starts_with(PREFIX.as_bytes()));
+    match folder {
+        Some(folder) if path.is_absolute() && is_named => check_folder(folder),
+        _ => {
+            let (given, name) = (path.display(), folder_name());
+            let text = format!("path: given {given}, allowed: a full one that ends in {name}/{PREFIX}*");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+        }
+    }
+}
+
 /// The folder of this user's sockets, made if there is none.
 fn folder() -> io::Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("ascend-emu-{}", user()));
+    let folder = std::env::temp_dir().join(folder_name());
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => check_folder(&folder)?,
@@ -72,8 +95,12 @@ fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Removes a socket that nobody listens to.
+/// Removes a socket of this user that nobody listens to; other files are refused like that, too, and stay.
 pub(super) fn sweep(path: &Path) {
+    let is_own = |found: fs::Metadata| found.file_type().is_socket() && found.uid() == user();
+    if check_path(path).is_err() || !fs::symlink_metadata(path).is_ok_and(is_own) {
+        return;
+    }
     if UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
         let _ = fs::remove_file(path);
     }
@@ -97,7 +124,7 @@ impl Door {
         // The random bytes tell copies of this library in one process apart.
         let [one, two, three, four, ..] = token();
         let random = u32::from_le_bytes([one, two, three, four]);
-        let path = folder()?.join(format!("hub-{}-{number}-{random:08x}", process::id()));
+        let path = folder()?.join(format!("{PREFIX}{}-{number}-{random:08x}", process::id()));
         let listener = UnixListener::bind(&path)?;
         let door = Arc::new(Door { path, listener: listener.try_clone()?, owed: AtomicUsize::new(0) });
         let mut doors = DOORS.lock();

@@ -2,7 +2,7 @@
 
 use super::call_message::message_of;
 use super::communicator::{Arrival, Interrupt, POLL, Payload};
-use super::door::{ANSWERING, check_folder, sweep};
+use super::door::{ANSWERING, check_path, sweep};
 use super::settings::Settings;
 use super::split::SplitRequest;
 use super::wire::{Message, Socket, Verb};
@@ -12,7 +12,7 @@ use crate::status::{COLLECTIVE_FAILED, Failure, HCCL_INTERNAL, HCCL_PARA, HCCL_T
 use std::cell::Cell;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How much longer than the ranks' limit an answer may take.
@@ -28,7 +28,7 @@ pub(super) struct Host {
 
 impl Host {
     fn connect(&self) -> io::Result<Socket> {
-        check_folder(self.path.parent().unwrap_or(Path::new("/")))?;
+        check_path(&self.path)?;
         Socket::new(UnixStream::connect(&self.path)?, ANSWERING)
     }
 
@@ -116,6 +116,9 @@ impl Remote {
                         "{name}: this rootInfo, of process {pid}, has been used, or the process has ended; it is \
                          good for one communicator: call HcclGetRootInfo again"
                     )
+                }
+                io::ErrorKind::InvalidInput => {
+                    failure!(HCCL_PARA, "{name}: rootInfo is not what HcclGetRootInfo has written: {error}")
                 }
                 io::ErrorKind::TimedOut => failure!(
                     HCCL_TIMEOUT,
