@@ -4,7 +4,7 @@ use crate::lock::Lock;
 use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -80,7 +80,7 @@ pub(super) fn check_path(path: &Path) -> io::Result<()> {
 
 /// The folder of this user's sockets, made if there is none.
 fn folder() -> io::Result<PathBuf> {
-    let folder = std::env::temp_dir().join(folder_name());
+    let folder = std::path::absolute(std::env::temp_dir())?.join(folder_name());
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => check_folder(&folder)?,
@@ -101,9 +101,40 @@ pub(super) fn sweep(path: &Path) {
     if check_path(path).is_err() || !fs::symlink_metadata(path).is_ok_and(is_own) {
         return;
     }
-    if UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+    if connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
         let _ = fs::remove_file(path);
     }
+}
+
+/// Connects to a socket without waiting: `WouldBlock` where more processes than it holds wait to be let in.
+pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
+    // SAFETY: every byte of it may be zero.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    // A zero follows the path, and ends it.
+    if bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        let text = format!("path: given {}, too long for a socket, or with a zero in it", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    for (to, byte) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *byte as libc::c_char;
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: the function has no preconditions.
+    let descriptor = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just opened, and nothing else has it.
+    let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the descriptor is open while `stream` lives, and the address is one of so many bytes.
+    if unsafe { libc::connect(descriptor, (&raw const address).cast(), len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// The socket of a communicator and of those of some of its ranks.

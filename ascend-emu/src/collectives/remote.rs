@@ -2,7 +2,7 @@
 
 use super::call_message::message_of;
 use super::communicator::{Arrival, Interrupt, POLL, Payload};
-use super::door::{ANSWERING, check_path, sweep};
+use super::door::{ANSWERING, check_path, connect, sweep};
 use super::settings::Settings;
 use super::split::SplitRequest;
 use super::wire::{Message, Socket, Verb};
@@ -11,12 +11,15 @@ use crate::lock::Lock;
 use crate::status::{COLLECTIVE_FAILED, Failure, HCCL_INTERNAL, HCCL_PARA, HCCL_TIMEOUT, Outcome, failure};
 use std::cell::Cell;
 use std::io;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How much longer than the ranks' limit an answer may take.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// The time after which a socket to which too many have come is tried again.
+const FULL: Duration = Duration::from_millis(5);
 
 /// The process that has a communicator.
 #[derive(Clone, Debug)]
@@ -27,18 +30,27 @@ pub(super) struct Host {
 }
 
 impl Host {
-    fn connect(&self) -> io::Result<Socket> {
+    /// Connects; `go_on` is asked while too many wait to be let in.
+    fn connect(&self, go_on: &dyn Fn() -> io::Result<()>) -> io::Result<Socket> {
         check_path(&self.path)?;
-        Socket::new(UnixStream::connect(&self.path)?, ANSWERING)
+        loop {
+            match connect(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => go_on()?,
+                stream => return Socket::new(stream?, ANSWERING),
+            }
+            thread::sleep(FULL);
+        }
     }
 
     /// Says who this is on a new connection; the answer.
     fn greet(&self, verb: Verb, numbers: Vec<u64>, texts: [&str; 2], limit: Duration) -> io::Result<(Socket, Message)> {
-        let socket = self.connect()?;
         let texts = texts.map(|text| text.as_bytes().into());
         let greeting = Message::new(verb, numbers, [vec![self.token.clone()], texts.to_vec()].concat());
-        let answer = within(limit + GRACE, None, |patience| socket.ask(&greeting, (POLL, patience)))?;
-        Ok((socket, answer))
+        within(limit + GRACE, None, |patience| {
+            let socket = self.connect(patience)?;
+            let answer = socket.ask(&greeting, (POLL, patience))?;
+            Ok((socket, answer))
+        })
     }
 }
 
