@@ -80,8 +80,8 @@ pub(super) struct Remote {
     limit: Duration,
     /// The ranks of that process.
     hosted: Vec<u64>,
-    /// The connection whose end is that of this rank; `None` once it has left.
-    life: Lock<Option<Socket>>,
+    /// The connection whose end is that of this rank, or why it has failed; `None` once the rank has left.
+    life: Lock<Option<Result<Socket, String>>>,
     /// Connections on which no call is made.
     idle: Lock<Vec<Socket>>,
 }
@@ -162,7 +162,7 @@ impl Remote {
             rank,
             limit: Duration::from_secs(seconds),
             hosted: answer.numbers.get(3..).unwrap_or_default().to_vec(),
-            life: Lock::new(Some(life)),
+            life: Lock::new(Some(Ok(life))),
             idle: Lock::default(),
         })
     }
@@ -227,19 +227,27 @@ impl Remote {
 
     /// The reason for which the communicator has failed.
     pub(super) fn failed(&self) -> Option<String> {
-        let life = self.life.lock();
-        let socket = life.as_ref()?;
+        let mut life = self.life.lock();
+        let socket = match life.as_ref()? {
+            Ok(socket) => socket,
+            Err(lost) => return Some(lost.clone()),
+        };
         let question = Message::new(Verb::Ask, Vec::new(), Vec::new());
         match within(GRACE, None, |patience| socket.ask(&question, (POLL, patience))) {
             Ok(answer) if answer.verb == Verb::Failed => Some(answer.text(0)),
             Ok(_) => None,
-            Err(error) => Some(self.lost(&error)),
+            Err(error) => {
+                // An answer that comes later would be taken for that to the next question.
+                let lost = self.lost(&error);
+                *life = Some(Err(lost.clone()));
+                Some(lost)
+            }
         }
     }
 
     /// Tells the others that this rank makes no more calls, for a reason by its number.
     pub(super) fn leave(&self, why: usize) {
-        if let Some(socket) = self.life.lock().take() {
+        if let Some(Ok(socket)) = self.life.lock().take() {
             // A process that has ended need not be told.
             let _ = socket.send(&Message::new(Verb::Leave, vec![why as u64], Vec::new()));
         }
@@ -248,7 +256,7 @@ impl Remote {
 
     /// Fails the communicator: a call of this rank was queued and will never run.
     pub(super) fn give_up(&self, call: &str) {
-        if let Some(socket) = self.life.lock().as_ref() {
+        if let Some(Ok(socket)) = self.life.lock().as_ref() {
             // A process that has ended need not be told.
             let _ = socket.send(&Message::new(Verb::GiveUp, Vec::new(), vec![call.as_bytes().into()]));
         }
