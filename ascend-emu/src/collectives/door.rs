@@ -21,7 +21,8 @@ pub(super) const TOKEN_BYTES: usize = 16;
 /// Random bytes of this process, which only those know who have its root information.
 pub(super) fn token() -> [u8; TOKEN_BYTES] {
     static TOKEN: OnceLock<[u8; TOKEN_BYTES]> = OnceLock::new();
-    // Each has keys of its own, which are random.
+    // The keys of the first are random for each thread, and those of the next follow from them: it is their hashes that
+    // nobody knows who does not have the keys.
     *TOKEN.get_or_init(|| {
         let mut token = [0; TOKEN_BYTES];
         for (word, bytes) in token.as_chunks_mut::<8>().0.iter_mut().enumerate() {
