@@ -145,12 +145,14 @@
 //!
 //! # Collectives
 //!
-//! `HcclCommInitRootInfo`, `HcclCommInitAll`, `HcclCreateSubCommConfig` and the operators of HCCL connect ranks that are
-//! threads of one process or of several on one machine, on a device each. A call is queued on its stream and never holds
-//! up the host. Ranks that call other operators, or with other arguments, all get a fault, status 507048, that names
-//! ranks and values; hardware would wait. So do ranks that wait for one whose communicator, stream, device or process is
-//! gone, after a second those that wait for each other, and after `ASCEND_EMU_COLLECTIVE_TIMEOUT` all others. The
-//! communicator then takes no more calls (`HCCL_E_INTERNAL`).
+//! `HcclCommInitRootInfo`, `HcclCommInitAll`, `HcclCreateSubCommConfig` and the operators of HCCL connect ranks that
+//! are threads of one process or of several on one machine, on a device each. A call is queued on its stream, and the
+//! host does not wait for the other ranks. A rank of another process asks the root's process first whether the
+//! communicator has failed, for 10 s at most, and counts it as failed without an answer. Ranks that call other
+//! operators, or with other arguments, all get a fault, status 507048, that names ranks and values; hardware would
+//! wait. So do ranks that wait for one whose communicator, stream, device or process is gone, after a second those that
+//! wait for each other, and after `ASCEND_EMU_COLLECTIVE_TIMEOUT` all others. The communicator then takes no more calls
+//! (`HCCL_E_INTERNAL`).
 //!
 //! `HcclGetRootInfo` opens a Unix socket in the folder `ascend-emu-USER` of the system's temporary folder (`TMPDIR`),
 //! which no other user reaches into; the root information has its path and random bytes without which it takes nobody.

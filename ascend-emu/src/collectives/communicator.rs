@@ -98,8 +98,9 @@ struct Channel {
 pub(super) struct Split {
     pub ranks: Vec<u32>,
     pub communicator: Weak<Communicator>,
-    /// The communicator, until each of the ranks has taken its part.
+    /// The communicator, until each of the ranks has taken its part, or is gone.
     pub kept: Option<Arc<Communicator>>,
+    /// By the index of a rank: whether it has taken its part, or is gone.
     pub taken: Vec<bool>,
 }
 
@@ -141,6 +142,11 @@ impl State {
         self.collectives.clear();
         self.channels.clear();
         self.splits.clear();
+    }
+
+    /// Why no more calls of a rank can come, if none can.
+    pub(super) fn gone(&self, rank: u32) -> Option<&'static str> {
+        self.ranks.get(rank as usize)?.gone
     }
 
     /// The ranks that a wait is for.
@@ -465,6 +471,9 @@ impl Communicator {
         let mut state = self.state.lock();
         if let Some(rank_state) = state.ranks.get_mut(rank) {
             rank_state.gone.get_or_insert(why);
+        }
+        for split in state.splits.values_mut() {
+            split.mark_gone(rank, why);
         }
         if state.ranks.iter().all(|rank_state| rank_state.gone.is_some()) {
             state.clear();

@@ -4,8 +4,9 @@ use crate::lock::Lock;
 use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process;
@@ -20,7 +21,8 @@ pub(super) const TOKEN_BYTES: usize = 16;
 /// Random bytes of this process, which only those know who have its root information.
 pub(super) fn token() -> [u8; TOKEN_BYTES] {
     static TOKEN: OnceLock<[u8; TOKEN_BYTES]> = OnceLock::new();
-    // Each has keys of its own, which are random.
+    // The keys of the first are random for each thread, and those of the next follow from them: it is their hashes that
+    // nobody knows who does not have the keys.
     *TOKEN.get_or_init(|| {
         let mut token = [0; TOKEN_BYTES];
         for (word, bytes) in token.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -46,7 +48,7 @@ pub(super) fn user() -> libc::uid_t {
 }
 
 /// Refuses a folder that others than this user can reach into.
-pub(super) fn check_folder(folder: &Path) -> io::Result<()> {
+fn check_folder(folder: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(folder)?;
     if found.is_dir() && found.uid() == user() && found.mode() & 0o077 == 0 {
         return Ok(());
@@ -55,9 +57,31 @@ pub(super) fn check_folder(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
+/// What the names of sockets begin with.
+const PREFIX: &str = "hub-";
+
+/// The name of the folder of this user's sockets.
+fn folder_name() -> String {
+    format!("ascend-emu-{}", user())
+}
+
+/// Refuses a path that is not that of a socket of this user. The temporary folder may be another process's.
+pub(super) fn check_path(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| folder.file_name().is_some_and(|name| *name == *folder_name()));
+    let is_named = path.file_name().is_some_and(|name| name.as_bytes().starts_with(PREFIX.as_bytes()));
+    match folder {
+        Some(folder) if path.is_absolute() && is_named => check_folder(folder),
+        _ => {
+            let (given, name) = (path.display(), folder_name());
+            let text = format!("path: given {given}, allowed: a full one that ends in {name}/{PREFIX}*");
+            Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+        }
+    }
+}
+
 /// The folder of this user's sockets, made if there is none.
 fn folder() -> io::Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("ascend-emu-{}", user()));
+    let folder = std::path::absolute(std::env::temp_dir())?.join(folder_name());
     match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => check_folder(&folder)?,
@@ -72,11 +96,46 @@ fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Removes a socket that nobody listens to.
+/// Removes a socket of this user that nobody listens to; other files are refused like that, too, and stay.
 pub(super) fn sweep(path: &Path) {
-    if UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+    let is_own = |found: fs::Metadata| found.file_type().is_socket() && found.uid() == user();
+    if check_path(path).is_err() || !fs::symlink_metadata(path).is_ok_and(is_own) {
+        return;
+    }
+    if connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
         let _ = fs::remove_file(path);
     }
+}
+
+/// Connects to a socket without waiting: `WouldBlock` where more processes than it holds wait to be let in.
+pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
+    // SAFETY: every byte of it may be zero.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    // A zero follows the path, and ends it.
+    if bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        let text = format!("path: given {}, too long for a socket, or with a zero in it", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    for (to, byte) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *byte as libc::c_char;
+    }
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: the function has no preconditions.
+    let descriptor = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just opened, and nothing else has it.
+    let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the descriptor is open while `stream` lives, and the address is one of so many bytes.
+    if unsafe { libc::connect(descriptor, (&raw const address).cast(), len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// The socket of a communicator and of those of some of its ranks.
@@ -97,7 +156,7 @@ impl Door {
         // The random bytes tell copies of this library in one process apart.
         let [one, two, three, four, ..] = token();
         let random = u32::from_le_bytes([one, two, three, four]);
-        let path = folder()?.join(format!("hub-{}-{number}-{random:08x}", process::id()));
+        let path = folder()?.join(format!("{PREFIX}{}-{number}-{random:08x}", process::id()));
         let listener = UnixListener::bind(&path)?;
         let door = Arc::new(Door { path, listener: listener.try_clone()?, owed: AtomicUsize::new(0) });
         let mut doors = DOORS.lock();

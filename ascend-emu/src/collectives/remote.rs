@@ -2,7 +2,7 @@
 
 use super::call_message::message_of;
 use super::communicator::{Arrival, Interrupt, POLL, Payload};
-use super::door::{ANSWERING, check_folder, sweep};
+use super::door::{ANSWERING, check_path, connect, sweep};
 use super::settings::Settings;
 use super::split::SplitRequest;
 use super::wire::{Message, Socket, Verb};
@@ -11,12 +11,15 @@ use crate::lock::Lock;
 use crate::status::{COLLECTIVE_FAILED, Failure, HCCL_INTERNAL, HCCL_PARA, HCCL_TIMEOUT, Outcome, failure};
 use std::cell::Cell;
 use std::io;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How much longer than the ranks' limit an answer may take.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// The time after which a socket to which too many have come is tried again.
+const FULL: Duration = Duration::from_millis(5);
 
 /// The process that has a communicator.
 #[derive(Clone, Debug)]
@@ -27,18 +30,27 @@ pub(super) struct Host {
 }
 
 impl Host {
-    fn connect(&self) -> io::Result<Socket> {
-        check_folder(self.path.parent().unwrap_or(Path::new("/")))?;
-        Socket::new(UnixStream::connect(&self.path)?, ANSWERING)
+    /// Connects; `go_on` is asked while too many wait to be let in.
+    fn connect(&self, go_on: &dyn Fn() -> io::Result<()>) -> io::Result<Socket> {
+        check_path(&self.path)?;
+        loop {
+            match connect(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => go_on()?,
+                stream => return Socket::new(stream?, ANSWERING),
+            }
+            thread::sleep(FULL);
+        }
     }
 
     /// Says who this is on a new connection; the answer.
     fn greet(&self, verb: Verb, numbers: Vec<u64>, texts: [&str; 2], limit: Duration) -> io::Result<(Socket, Message)> {
-        let socket = self.connect()?;
         let texts = texts.map(|text| text.as_bytes().into());
         let greeting = Message::new(verb, numbers, [vec![self.token.clone()], texts.to_vec()].concat());
-        let answer = within(limit + GRACE, None, |patience| socket.ask(&greeting, (POLL, patience)))?;
-        Ok((socket, answer))
+        within(limit + GRACE, None, |patience| {
+            let socket = self.connect(patience)?;
+            let answer = socket.ask(&greeting, (POLL, patience))?;
+            Ok((socket, answer))
+        })
     }
 }
 
@@ -68,8 +80,8 @@ pub(super) struct Remote {
     limit: Duration,
     /// The ranks of that process.
     hosted: Vec<u64>,
-    /// The connection whose end is that of this rank; `None` once it has left.
-    life: Lock<Option<Socket>>,
+    /// The connection whose end is that of this rank, or why it has failed; `None` once the rank has left.
+    life: Lock<Option<Result<Socket, String>>>,
     /// Connections on which no call is made.
     idle: Lock<Vec<Socket>>,
 }
@@ -117,6 +129,9 @@ impl Remote {
                          good for one communicator: call HcclGetRootInfo again"
                     )
                 }
+                io::ErrorKind::InvalidInput => {
+                    failure!(HCCL_PARA, "{name}: rootInfo is not what HcclGetRootInfo has written: {error}")
+                }
                 io::ErrorKind::TimedOut => failure!(
                     HCCL_TIMEOUT,
                     "{name}: process {pid}, which made the rootInfo, has not answered in {} s",
@@ -147,7 +162,7 @@ impl Remote {
             rank,
             limit: Duration::from_secs(seconds),
             hosted: answer.numbers.get(3..).unwrap_or_default().to_vec(),
-            life: Lock::new(Some(life)),
+            life: Lock::new(Some(Ok(life))),
             idle: Lock::default(),
         })
     }
@@ -212,19 +227,27 @@ impl Remote {
 
     /// The reason for which the communicator has failed.
     pub(super) fn failed(&self) -> Option<String> {
-        let life = self.life.lock();
-        let socket = life.as_ref()?;
+        let mut life = self.life.lock();
+        let socket = match life.as_ref()? {
+            Ok(socket) => socket,
+            Err(lost) => return Some(lost.clone()),
+        };
         let question = Message::new(Verb::Ask, Vec::new(), Vec::new());
         match within(GRACE, None, |patience| socket.ask(&question, (POLL, patience))) {
             Ok(answer) if answer.verb == Verb::Failed => Some(answer.text(0)),
             Ok(_) => None,
-            Err(error) => Some(self.lost(&error)),
+            Err(error) => {
+                // An answer that comes later would be taken for that to the next question.
+                let lost = self.lost(&error);
+                *life = Some(Err(lost.clone()));
+                Some(lost)
+            }
         }
     }
 
     /// Tells the others that this rank makes no more calls, for a reason by its number.
     pub(super) fn leave(&self, why: usize) {
-        if let Some(socket) = self.life.lock().take() {
+        if let Some(Ok(socket)) = self.life.lock().take() {
             // A process that has ended need not be told.
             let _ = socket.send(&Message::new(Verb::Leave, vec![why as u64], Vec::new()));
         }
@@ -233,7 +256,7 @@ impl Remote {
 
     /// Fails the communicator: a call of this rank was queued and will never run.
     pub(super) fn give_up(&self, call: &str) {
-        if let Some(socket) = self.life.lock().as_ref() {
+        if let Some(Ok(socket)) = self.life.lock().as_ref() {
             // A process that has ended need not be told.
             let _ = socket.send(&Message::new(Verb::GiveUp, Vec::new(), vec![call.as_bytes().into()]));
         }

@@ -50,6 +50,9 @@ impl Communicator {
             return Err(failure!(HCCL_PARA, "{name}: subCommRankId: given {rank}, allowed: {allowed}"));
         }
         let mut state = self.state.lock();
+        if let Some(why) = state.gone(parent_rank as u32) {
+            return Err(failure!(HCCL_PARA, "{name}: comm: rank {parent_rank} of {}: {why}", self.name));
+        }
         // A number is free again when its communicator has ended on all ranks.
         let known = state.splits.get(number).is_some_and(|split| split.communicator.strong_count() > 0);
         if !known {
@@ -60,7 +63,13 @@ impl Communicator {
             made.here = ranks.iter().enumerate().filter(is_here).map(|(index, _)| index).collect();
             let made = Arc::new(made);
             let taken = vec![false; ranks.len()];
-            let split = Split { ranks: ranks.clone(), communicator: Arc::downgrade(&made), kept: Some(made), taken };
+            let communicator = Arc::downgrade(&made);
+            let mut split = Split { ranks: ranks.clone(), communicator, kept: Some(made), taken };
+            for rank in ranks {
+                if let Some(why) = state.gone(*rank) {
+                    split.mark_gone(*rank as usize, why);
+                }
+            }
             state.splits.insert(*number, split);
         }
         let split = state.splits.get_mut(number).filter(|split| split.ranks == *ranks);
@@ -85,9 +94,26 @@ impl Communicator {
                 ));
             }
         };
-        if split.taken.iter().all(|taken| *taken) {
-            split.kept = None;
-        }
+        split.release();
         Ok(made)
+    }
+}
+
+impl Split {
+    /// Notes that a rank of the parent is gone: a part that it has not taken will never be.
+    pub(super) fn mark_gone(&mut self, parent_rank: usize, why: &'static str) {
+        let Some(index) = self.ranks.iter().position(|rank| *rank as usize == parent_rank) else { return };
+        if let (Some(taken @ false), Some(communicator)) = (self.taken.get_mut(index), self.communicator.upgrade()) {
+            *taken = true;
+            communicator.mark_gone(index, why);
+            self.release();
+        }
+    }
+
+    /// Leaves the communicator to those who have taken their parts, once nobody else can come.
+    fn release(&mut self) {
+        if self.taken.iter().all(|taken| *taken) {
+            self.kept = None;
+        }
     }
 }

@@ -7,8 +7,10 @@ use crate::team::{Team, awaited, socket_of, sockets};
 use crate::*;
 use ascend_sys::bindings::{HcclDataType, HcclReduceOp, HcclSendRecvItem, HcclSendRecvType};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const F32: HcclDataType = HcclDataType::HCCL_DATA_TYPE_FP32;
@@ -354,21 +356,160 @@ fn strangers_at_the_socket_disturb_nobody() {
     // Folders that others reach into are refused, on both sides.
     if team.process == 1 {
         let open = std::env::temp_dir().join("open");
-        std::fs::create_dir(&open).unwrap();
-        std::fs::set_permissions(&open, PermissionsExt::from_mode(0o755)).unwrap();
-        let mut moved = info;
-        let path = open.join("hub");
-        let bytes = path.to_str().unwrap().as_bytes();
-        let len = (bytes.len() as u16).to_le_bytes();
-        for (to, byte) in moved.internal[36..].iter_mut().zip(len.iter().chain(bytes)) {
-            *to = *byte as _;
-        }
+        let within = open.join(sockets().file_name().unwrap());
+        std::fs::create_dir_all(&within).unwrap();
+        std::fs::set_permissions(&within, PermissionsExt::from_mode(0o755)).unwrap();
         let mut comm = null_mut();
-        let result = unsafe { HcclCommInitRootInfo(2, &moved, 1, &mut comm) };
+        let result = unsafe { HcclCommInitRootInfo(2, &moved(info, &within.join("hub-1")), 1, &mut comm) };
         refused(result, HcclResult::HCCL_E_INTERNAL, &["mode 0700"]);
-        std::fs::remove_dir(open).unwrap();
+        std::fs::remove_dir_all(open).unwrap();
     }
     team.end(&[]);
+}
+
+/// Root information with another path.
+fn moved(mut info: HcclRootInfo, path: &Path) -> HcclRootInfo {
+    let bytes = path.to_str().unwrap().as_bytes();
+    let len = (bytes.len() as u16).to_le_bytes();
+    for (to, byte) in info.internal[36..].iter_mut().zip(len.iter().chain(bytes)) {
+        *to = *byte as _;
+    }
+    info
+}
+
+/// Root information as that of another process with a socket here.
+fn foreign(path: &Path) -> HcclRootInfo {
+    let info = root_info();
+    let mut comm = null_mut();
+    // What is used has no socket any more.
+    fine(unsafe { HcclCommInitRootInfo(1, &info, 0, &mut comm) });
+    fine(unsafe { HcclCommDestroy(comm) });
+    let mut other = moved(info, path);
+    for byte in &mut other.internal[20..36] {
+        *byte = !*byte;
+    }
+    other
+}
+
+/// Makes a file two minutes old.
+fn age(path: &Path) {
+    let old = std::process::Command::new("touch").args(["-h", "-d", "2 minutes ago"]).arg(path).status().unwrap();
+    assert!(old.success());
+}
+
+#[test]
+fn root_information_removes_nothing_but_sockets_that_nobody_listens_to() {
+    let _alone = alone();
+    drop(foreign(Path::new("none")));
+    let private = std::env::temp_dir().join("private");
+    std::fs::create_dir(&private).unwrap();
+    std::fs::set_permissions(&private, PermissionsExt::from_mode(0o700)).unwrap();
+    let within = private.join(sockets().file_name().unwrap());
+    std::fs::create_dir(&within).unwrap();
+    std::fs::set_permissions(&within, PermissionsExt::from_mode(0o700)).unwrap();
+    let here = format!("hub-victim-{}.txt", std::process::id());
+    let socket = sockets().join("other");
+    drop(UnixListener::bind(&socket).unwrap());
+    let files = [
+        Path::new(&here).to_owned(),
+        std::env::current_dir().unwrap().join(&here),
+        private.join("hub-1"),
+        within.join("hub-1"),
+        within.join("victim"),
+        sockets().join("hub-1"),
+        sockets().join("victim"),
+    ];
+    for file in &files {
+        std::fs::write(file, "kept").unwrap();
+    }
+    for path in files.iter().chain([&socket]) {
+        age(path);
+    }
+    for path in files.iter().chain([&socket]) {
+        let (info, mut comm) = (foreign(path), null_mut());
+        let part = match files.iter().position(|file| file == path) {
+            Some(3 | 5) => "the process has ended",
+            _ => "rootInfo is not what HcclGetRootInfo has written",
+        };
+        let result = unsafe { HcclCommInitRootInfo(2, &info, 1, &mut comm) };
+        refused(result, HcclResult::HCCL_E_PARA, &[part]);
+        assert!(path.exists(), "{path:?}");
+    }
+    // A socket of the emulation's own goes, by its root information and by its age.
+    for by_age in [false, true] {
+        let left = sockets().join("hub-left");
+        drop(UnixListener::bind(&left).unwrap());
+        let info = foreign(&left);
+        assert!(left.exists());
+        match by_age {
+            true => {
+                age(&left);
+                drop(foreign(&left));
+            }
+            false => {
+                let result = unsafe { HcclCommInitRootInfo(2, &info, 1, &mut null_mut()) };
+                refused(result, HcclResult::HCCL_E_PARA, &["the process has ended"]);
+            }
+        }
+        assert!(!left.exists());
+    }
+    std::fs::remove_file(here).unwrap();
+}
+
+#[test]
+fn a_process_that_lets_nobody_in_holds_up_nobody() {
+    let _alone = alone();
+    drop(foreign(Path::new("none")));
+    let path = sockets().join("hub-full");
+    let full = UnixListener::bind(&path).unwrap();
+    // SAFETY: the descriptor is open; a place is left for one connection.
+    assert_eq!(unsafe { libc::listen(full.as_raw_fd(), 0) }, 0);
+    let _waits = UnixStream::connect(&path).unwrap();
+    age(&path);
+    let begun = Instant::now();
+    let info = foreign(&path);
+    assert!(begun.elapsed() < SOON && path.exists(), "{:?}", begun.elapsed());
+    let settings = crate::communicators::config(11, 2248, "full", 1);
+    let result = unsafe { HcclCommInitRootInfoConfig(2, &info, 1, (&raw const *settings).cast(), &mut null_mut()) };
+    refused(result, HcclResult::HCCL_E_TIMEOUT, &["has not answered"]);
+    assert!(begun.elapsed() < 3 * SOON, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn an_answer_that_comes_late_is_not_that_to_the_next_question() {
+    let _alone = alone();
+    drop(foreign(Path::new("none")));
+    let path = sockets().join("hub-late");
+    let listener = UnixListener::bind(&path).unwrap();
+    let late = std::thread::spawn(move || {
+        let (mut rank, _) = listener.accept().unwrap();
+        let answer = |numbers: &[u64], text: &[u8]| -> Vec<u8> {
+            let mark = u64::from_le_bytes(*b"ASCHUB\0\x01");
+            let words = [&[mark, 8, numbers.len() as u64, 1], numbers, &[text.len() as u64]].concat();
+            let words = words.iter().flat_map(|word| word.to_le_bytes());
+            words.chain(text.iter().copied()).collect()
+        };
+        let mut bytes = [0; 4096];
+        assert!(rank.read(&mut bytes).unwrap() > 0);
+        rank.write_all(&answer(&[0, 2, 1, 0], b"late")).unwrap();
+        assert!(rank.read(&mut bytes).unwrap() > 0);
+        std::thread::sleep(Duration::from_millis(10_500));
+        // The rank has closed the connection, and asks nothing more.
+        let _ = rank.write_all(&answer(&[], b""));
+        assert_eq!(rank.read(&mut bytes).unwrap_or(0), 0);
+    });
+    let (info, mut comm) = (foreign(&path), null_mut());
+    let (context, stream) = (enter(1), bench::stream());
+    fine(unsafe { HcclCommInitRootInfo(2, &info, 1, &mut comm) });
+    for _ in 0..2 {
+        let result = unsafe { HcclBarrier(comm, stream) };
+        refused(result, HcclResult::HCCL_E_INTERNAL, &["communicator late", "of rank 0", "does not answer"]);
+    }
+    late.join().unwrap();
+    refused(unsafe { HcclBarrier(comm, stream) }, HcclResult::HCCL_E_INTERNAL, &["does not answer"]);
+    fine(unsafe { HcclCommDestroy(comm) });
+    destroy(stream);
+    ok(unsafe { aclrtDestroyContext(context) });
 }
 
 #[test]

@@ -121,3 +121,29 @@ fn parts_that_are_none_are_refused_and_leave_everything_as_it_was() {
         fine(unsafe { HcclCommDestroy(again) });
     });
 }
+
+#[test]
+fn ranks_that_left_before_they_took_their_part_are_named() {
+    let _alone = alone();
+    for before in [true, false] {
+        let begun = std::time::Instant::now();
+        let gone = std::sync::atomic::AtomicBool::new(false);
+        world(2, |one| {
+            let is_gone = || gone.load(std::sync::atomic::Ordering::Acquire);
+            if one.rank == 1 {
+                let pause = if before { 0 } else { 300 };
+                std::thread::sleep(std::time::Duration::from_millis(pause));
+                one.destroy_comm();
+                return gone.store(true, std::sync::atomic::Ordering::Release);
+            }
+            while before && !is_gone() {
+                std::thread::yield_now();
+            }
+            let (result, part) = split(one, &[0, 1], 3, 0);
+            fine(result);
+            fails_somewhere(one, unsafe { HcclBarrier(part, one.stream) }, &["rank 1", "was destroyed"]);
+            fine(unsafe { HcclCommDestroy(part) });
+        });
+        assert!(begun.elapsed() < std::time::Duration::from_secs(8), "{:?}", begun.elapsed());
+    }
+}
