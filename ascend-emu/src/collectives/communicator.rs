@@ -287,10 +287,11 @@ impl Communicator {
             kept = awaited;
             let reason = if let Some(gone) = gone {
                 Some(format!("{call} of rank {rank} waits for rank {gone}, which cannot come"))
+            } else if let Some(why) = interrupt() {
+                // A stream is aborted before its rank goes, which is then the reason.
+                Some(format!("{call} of rank {rank} {why}"))
             } else if state.ranks.get(rank).is_some_and(|rank_state| rank_state.gone.is_some()) {
                 Some(format!("{call} of rank {rank} is not over, and its rank is gone"))
-            } else if let Some(why) = interrupt() {
-                Some(format!("{call} of rank {rank} {why}"))
             } else if begun.elapsed() >= self.limit {
                 let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
                 Some(format!(
