@@ -14,7 +14,7 @@ use crate::ops::causal_conv1d::vouched_for;
 use crate::runtime::{Platform, Stream};
 use crate::tensor::AnyTensor;
 
-/// The operators that another package than CANN has, and nobody else.
+/// The operators that a package other than CANN has, and CANN has not.
 const PACKAGES: [(DeclaredOperator, &str); 1] = [(DeclaredOperator::CausalConv1d, "vllm_ascend")];
 
 impl<A: CaseArguments + Clone> Case<A> {

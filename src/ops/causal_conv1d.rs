@@ -46,7 +46,7 @@ pub unsafe fn trust_package() {
 /// Refuses a platform whose function may have other arguments.
 pub(crate) fn vouched_for(runtime: &Runtime) -> Result<(), Violation> {
     if runtime.platform() == Platform::Npu && !TRUSTED.load(Ordering::Relaxed) {
-        let given = "an installed package for whose arguments nobody has vouched";
+        let given = "an installed package that the program has not vouched for";
         return Err(PACKAGE_TRUSTED.broken(given, "the build that `trust_package` describes"));
     }
     Ok(())
@@ -195,7 +195,7 @@ impl CausalConv1d {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`], also by
-    /// [`PACKAGE_TRUSTED`] on an NPU for whose package nobody has vouched;
+    /// [`PACKAGE_TRUSTED`] on an NPU with a package that the program has not vouched for;
     /// [`Error::UnknownProduct`], [`Error::MissingOperator`] where no package is installed,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
     /// [`Error::Aclnn`], should the operator refuse the call nevertheless.

@@ -19,6 +19,9 @@ use super::platform::{DeviceChoice, DeviceReport};
 use report::Report;
 use rows::Half;
 
+/// The numbers of ranks that a context is divided over.
+const RANKS: std::ops::RangeInclusive<i64> = 1..=ContextParallel::MAX_RANKS as i64;
+
 /// The variable by which the emulation is told how many devices there are.
 const DEVICES: &str = "ASCEND_EMU_DEVICES";
 
@@ -34,7 +37,7 @@ const DEVICES: &str = "ASCEND_EMU_DEVICES";
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Number of ranks, at most 15
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=ContextParallel::MAX_RANKS as i64))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(RANKS))]
     ranks: u8,
     /// Tokens of each request that are cached before the first step
     #[arg(long, value_name = "N", default_value_t = 32768, value_parser = number(1..=1 << 24))]
@@ -158,7 +161,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     Ok(ExitCode::from(u8::from(!passes)))
 }
 
-/// The same command in a process whose emulation has as many devices: a process chooses the number once.
+/// Runs this command in a process whose emulation has as many devices as ranks: a process chooses the number once.
 fn elsewhere(devices: usize) -> Result<ExitCode, Stop> {
     let program = env::current_exe().map_err(|error| Stop::Trouble(error.to_string()))?;
     let run = Command::new(program).args(env::args_os().skip(1)).env(DEVICES, devices.to_string()).status();

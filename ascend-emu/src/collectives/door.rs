@@ -21,8 +21,8 @@ pub(super) const TOKEN_BYTES: usize = 16;
 /// Random bytes of this process, which only those know who have its root information.
 pub(super) fn token() -> [u8; TOKEN_BYTES] {
     static TOKEN: OnceLock<[u8; TOKEN_BYTES]> = OnceLock::new();
-    // The keys of the first are random for each thread, and those of the next follow from them: it is their hashes that
-    // nobody knows who does not have the keys.
+    // The keys of the first are random for each thread, and those of the next follow from them: only who has
+    // the keys knows their hashes.
     *TOKEN.get_or_init(|| {
         let mut token = [0; TOKEN_BYTES];
         for (word, bytes) in token.as_chunks_mut::<8>().0.iter_mut().enumerate() {
@@ -38,7 +38,7 @@ pub(super) const ANSWERING: Duration = Duration::from_secs(60);
 /// How long the end of this process waits for answers that are on their way.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The age from which on a socket that nobody listens to is removed.
+/// The age from which on a socket without a listener is removed.
 const STALE: Duration = Duration::from_secs(60);
 
 /// The user of this process.
@@ -96,7 +96,7 @@ fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Removes a socket of this user that nobody listens to; other files are refused like that, too, and stay.
+/// Removes a socket of this user that has no listener. Other files refuse connections too, and stay.
 pub(super) fn sweep(path: &Path) {
     let is_own = |found: fs::Metadata| found.file_type().is_socket() && found.uid() == user();
     if check_path(path).is_err() || !fs::symlink_metadata(path).is_ok_and(is_own) {

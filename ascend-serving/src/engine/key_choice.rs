@@ -54,7 +54,7 @@ impl KeyChoice {
         })
     }
 
-    /// The same choice, by another indexer.
+    /// This choice for the layers of another indexer.
     pub(super) fn by(&self, indexer: usize) -> Self {
         Self { indexer, ..self.clone() }
     }

@@ -64,7 +64,7 @@ pub(super) struct ContextExchange<T: Element> {
     /// The call of the new tokens among themselves, of the rank's own heads.
     new: Option<(Plan, Output<T>)>,
     merge: RowMergePlan,
-    /// The merged log-sum-exps, which nobody reads.
+    /// The merged log-sum-exps, which are not read.
     merged_lse: Tensor<f32>,
 }
 
