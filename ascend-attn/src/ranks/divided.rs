@@ -41,10 +41,10 @@ pub(super) fn steps<T: Half>(devices: &[Device], work: &Work) -> Result<Vec<Rank
         let mut outcomes: Vec<Result<RankSteps>> = joined.collect();
         // The rank that failed by itself says why; the others that it has left.
         let own = |outcome: &Result<RankSteps>| outcome.as_ref().is_err_and(|error| !is_of_others(error));
-        match outcomes.iter().position(own) {
-            Some(failed) => outcomes.swap_remove(failed).map(|_| Vec::new()),
-            None => outcomes.into_iter().collect(),
+        if let Some(failed) = outcomes.iter().position(own) {
+            outcomes.swap(0, failed);
         }
+        outcomes.into_iter().collect()
     })
 }
 

@@ -22,7 +22,7 @@ use rows::Half;
 /// The numbers of ranks that a context is divided over.
 const RANKS: std::ops::RangeInclusive<i64> = 1..=ContextParallel::MAX_RANKS as i64;
 
-/// The variable by which the emulation is told how many devices there are.
+/// The variable with the emulation's number of devices.
 const DEVICES: &str = "ASCEND_EMU_DEVICES";
 
 /// Compute steps of a batch on one device and with the contexts divided over ranks, and compare results and times

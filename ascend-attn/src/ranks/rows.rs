@@ -1,4 +1,4 @@
-//! The numbers that both sides compute with: the same for a token, whoever asks.
+//! Inputs of the batch, which depend on request and token alone: one device and the ranks compute with equal ones.
 
 use ascend_attention::{Element, Stream, Tensor, bf16, f16};
 use ascend_serving::Result;

@@ -130,7 +130,7 @@ pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
     // SAFETY: the descriptor was just opened, and nothing else has it.
     let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
     let len = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the descriptor is open while `stream` lives, and the address is one of so many bytes.
+    // SAFETY: the descriptor is open while `stream` lives, and `len` is the size of the address.
     if unsafe { libc::connect(descriptor, (&raw const address).cast(), len) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -185,7 +185,7 @@ fn greet(greeting: &Message, hub: &Hub) -> io::Result<Result<(Guest, Message), F
     }
 }
 
-/// The connection of a rank that has joined, and what that is told: how other processes call the communicator, its
+/// The connection of a rank that has joined, and the answer to it: the communicator's number for other processes, its
 /// size, its limit in seconds, the ranks of this process, its name.
 fn welcomed(hub: &Hub, communicator: Arc<Communicator>, rank: usize) -> (Guest, Message) {
     let mut numbers = vec![hub.number_of(&communicator), communicator.size as u64, communicator.limit.as_secs()];

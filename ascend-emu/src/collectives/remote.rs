@@ -171,19 +171,19 @@ impl Remote {
     fn lost(&self, error: &io::Error) -> String {
         let Remote { name, host, hosted, .. } = self;
         let ranks: Vec<String> = hosted.iter().map(u64::to_string).collect();
-        let of = match ranks.is_empty() {
+        let of_ranks = match ranks.is_empty() {
             true => String::new(),
             false => format!(", of rank {}", ranks.join(", ")),
         };
         let pid = host.pid;
         match error.kind() {
             io::ErrorKind::TimedOut => {
-                format!("communicator {name}: process {pid}{of}, which has it, does not answer")
+                format!("communicator {name}: process {pid}{of_ranks}, which has it, does not answer")
             }
             _ => {
                 sweep(&host.path);
                 format!(
-                    "communicator {name}: process {pid}{of}, which has it, has ended ({error}); it has to live until \
+                    "communicator {name}: process {pid}{of_ranks}, which has it, has ended ({error}); it has to live until \
                      every rank has destroyed the communicator"
                 )
             }
@@ -248,7 +248,7 @@ impl Remote {
     /// Tells the others that this rank makes no more calls, for a reason by its number.
     pub(super) fn leave(&self, why: usize) {
         if let Some(Ok(socket)) = self.life.lock().take() {
-            // A process that has ended need not be told.
+            // A process that has ended needs no message.
             let _ = socket.send(&Message::new(Verb::Leave, vec![why as u64], Vec::new()));
         }
         self.idle.lock().clear();
@@ -257,7 +257,7 @@ impl Remote {
     /// Fails the communicator: a call of this rank was queued and will never run.
     pub(super) fn give_up(&self, call: &str) {
         if let Some(Ok(socket)) = self.life.lock().as_ref() {
-            // A process that has ended need not be told.
+            // A process that has ended needs no message.
             let _ = socket.send(&Message::new(Verb::GiveUp, Vec::new(), vec![call.as_bytes().into()]));
         }
     }

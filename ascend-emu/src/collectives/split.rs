@@ -110,7 +110,7 @@ impl Split {
         }
     }
 
-    /// Leaves the communicator to those who have taken their parts, once nobody else can come.
+    /// Leaves the communicator to those who have taken their parts, once no other rank can come.
     fn release(&mut self) {
         if self.taken.iter().all(|taken| *taken) {
             self.kept = None;

@@ -181,7 +181,7 @@ impl Socket {
         }
     }
 
-    /// Reads a message of at most so many bytes; `None` where the connection was closed before one.
+    /// Reads a message of at most `most` bytes; `None` where the connection was closed before one.
     pub(super) fn receive(&self, most: u64, patience: Option<Patience<'_>>) -> io::Result<Option<Message>> {
         self.0.set_read_timeout(patience.map(|(pause, _)| pause))?;
         let mut reader = Reader { stream: &self.0, patience };
@@ -260,7 +260,7 @@ impl Read for Reader<'_> {
 }
 
 impl Reader<'_> {
-    /// So many bytes. Memory is taken as they come.
+    /// Reads `len` bytes. Memory grows as they arrive.
     fn read_bytes(&mut self, len: u64) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(len.min(1 << 20) as usize);
         self.by_ref().take(len).read_to_end(&mut bytes)?;
