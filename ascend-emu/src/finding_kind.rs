@@ -65,8 +65,8 @@ kinds! {
     HiddenRow = "hidden_row", "row whose every key is hidden";
     /// A mask of blocks has a byte that is neither 0 nor 1.
     MaskByte = "mask_byte", "byte of a mask that is neither 0 nor 1";
-    /// A compressed mask of sparse modes 2 to 4 and 6 to 8 is not the template: in its first and last row, or at the
-    /// diagonal, a byte hides what it should show, or shows what it should hide.
+    /// A compressed mask of sparse modes 2 to 4 and 6 to 8 is not the template: a byte hides what it should show, or
+    /// shows what it should hide. Every 16th column of the first row, the last row and the diagonal is looked at.
     MaskTemplate = "mask_template", "compressed mask that is not the template";
     /// Softmax statistics are read in another memory order than they were written in.
     SoftmaxOrder = "softmax_order", "softmax statistics in another order";
