@@ -103,7 +103,8 @@ impl BlockSparseAttention {
         self
     }
 
-    /// Sets `innerPrecise`, which is otherwise the softmax in FLOAT, 0, and on Ascend 950 the only one there, 4.
+    /// Sets `innerPrecise`. Unless set it is 0, the softmax in FLOAT, on Atlas A2 and A3, and 4, the only one there is,
+    /// on Ascend 950.
     pub fn inner_precise(mut self, inner_precise: i64) -> Self {
         self.inner_precise = Some(inner_precise);
         self
@@ -310,7 +311,7 @@ impl FullBlocks {
         Ok(Self { bytes, sequences, blocks, sides })
     }
 
-    /// Number of bytes for so many sequences and heads of these blocks.
+    /// Number of bytes: sequences times heads, times the blocks of rows and of keys.
     fn count(sequences_and_heads: usize, blocks: [usize; 2]) -> Result<usize> {
         let count = blocks.into_iter().try_fold(sequences_and_heads, usize::checked_mul);
         count.filter(|count| *count <= Self::MAX_BYTES).ok_or_else(|| {

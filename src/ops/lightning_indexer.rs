@@ -67,8 +67,8 @@ pub struct LightningIndexer {
 }
 
 impl LightningIndexer {
-    /// A call by which each row chooses `count` keys (`sparseCount`), models mostly 2048, among those up to its own
-    /// position.
+    /// A call by which each row chooses `count` keys (`sparseCount`; most models use 2048) among those up to its own
+    /// position: the top-k of its scores.
     pub fn new(count: usize) -> Self {
         Self {
             count: i64::try_from(count).unwrap_or(i64::MAX),

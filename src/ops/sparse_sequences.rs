@@ -37,11 +37,11 @@ struct Content {
     lengths: [Vec<usize>; 2],
     /// Lengths as the layouts have them, and the block table, where -1 is no block.
     numbers: [Vec<i64>; 3],
-    /// What plans have checked the numbers for, and other numbers have to hold as well.
+    /// What plans require of the numbers, and of all that overwrite them.
     checks: Vec<ContentCheck>,
     /// Whether a plan has the lengths among its arguments, which stay as they are.
     fixed: bool,
-    /// Whether the tensors hold others, or a part of others, since writing them has failed.
+    /// Whether an overwrite failed midway, so that nobody knows what the tensors hold.
     unknown: bool,
 }
 
@@ -253,9 +253,9 @@ impl SparseSequences {
         self.block_table.as_ref().map(|table| (parameter, &**table))
     }
 
-    /// Refuses by the first rule a call whose tensors have no room for what the numbers say, and by lints that are not
-    /// allowed query rows of no sequence, and rows without keys, for an operator that has such lints. What the numbers
-    /// are [overwritten](Self::overwrite) with is checked for the same.
+    /// Checks the numbers for a call: by the rule `within` whether its tensors have room for them, and by `lints`, but
+    /// for the `allowed` ones, whether query rows belong to no sequence or have no keys. Remembers the check for the
+    /// numbers of a later [overwrite](Self::overwrite).
     pub(crate) fn check(
         &self,
         sequences: &ascend_spec::ops::sparse_sequences::SparseSequences,
@@ -311,8 +311,8 @@ fn table(rows: &[impl AsRef<[usize]>], columns: usize, sequences: usize) -> Resu
     Ok(table)
 }
 
-/// Numbers as the device has them, each of which INT32 holds. What is no block, -1, is block 0 there, so that an entry
-/// is a block whenever it is read.
+/// Numbers as the device has them, each of which INT32 holds. The -1 of an unused entry becomes block 0, so that an
+/// entry is a block whenever it is read.
 pub(crate) fn on_device(numbers: &[i64]) -> Vec<i32> {
     numbers.iter().map(|&number| number.max(0) as i32).collect()
 }
@@ -348,7 +348,7 @@ pub(crate) fn too_many_keys(count: i64) -> Error {
     Error::invalid("count", count, "rows that memory can hold").fix("choose fewer keys")
 }
 
-/// The refusal of queries of which attention is larger than memory, since many rows are the same bytes.
+/// The refusal of queries whose attention is larger than memory: a strided query can repeat its bytes.
 pub(crate) fn too_many_rows(query: &AnyTensor) -> Error {
     Error::invalid("query", query.desc(), "rows whose attention memory can hold").fix("attend with fewer rows")
 }

@@ -4,8 +4,8 @@
 //! A task has some channels of a sequence. It reads the rows in front of the sequence from its line, slides over the
 //! sequence's rows, and writes the line last, which no other task reads.
 
+use super::element_view::ElementView;
 use super::merge::Number;
-use super::ring_update::Elements;
 use ascend_spec::DType;
 use ascend_spec::ops::causal_conv1d::{ConvProblem, ConvRun};
 use half::{bf16, f16};
@@ -19,11 +19,11 @@ const WIDTH: usize = 4;
 /// The tensors of one call, all of one type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers {
-    pub x: Elements,
-    pub weight: Elements,
-    pub bias: Option<Elements>,
-    pub lines: Elements,
-    pub y: Elements,
+    pub x: ElementView,
+    pub weight: ElementView,
+    pub bias: Option<ElementView>,
+    pub lines: ElementView,
+    pub y: ElementView,
 }
 
 /// Convolves the rows of sequences, one after the other where lines are `shared`.
@@ -73,7 +73,7 @@ unsafe fn convolve<T: Number>(
     let line = |number: usize| row(run.line * problem.line_rows + number);
     let count = channels.len();
     let blank = [T::narrow(0.0); BLOCK];
-    let read = |tensor: &Elements, first: usize| {
+    let read = |tensor: &ElementView, first: usize| {
         let mut to = blank;
         // SAFETY: the caller keeps this contract, and the tensor has these channels.
         to[..count].iter_mut().enumerate().for_each(|(at, to)| *to = unsafe { tensor.read::<T>(first + at) });

@@ -3,32 +3,31 @@
 //!
 //! The score of a key is `Σ w max(0, q · k)` over the heads of a row. A task owns a block of rows, whose heads are
 //! the lanes of the prefill kernel's products, and passes over the keys in tiles; ReLU, weights and the sum over heads
-//! follow while the products are in the L1 cache. Then each row selects: quickselect with a linear bound (introselect,
-//! Musser 1997) finds the best keys of ranges of keys, then those of all, and only these are sorted. Of equal scores
-//! the key that comes first is the better one, so that ranges change no choice.
+//! follow while the products are in the L1 cache. Then each row selects the best keys of ranges of keys, then those of
+//! all, in linear time. Of equal scores the key that comes first is the better one, so that ranges change no choice.
 //!
 //! Scores are in single precision and summed in the order of dimensions, then of heads: they depend on the call and the
 //! instruction set alone, not on tiles or threads. Quantised heads have their scale in the weight, and keys theirs
 //! after the sum. With INT8, products are divided by 1024, and weights and products rounded to FLOAT16.
 
 use super::TILE_KEYS;
+use super::element_view::ElementView;
 use super::kv::tile_rows::StridedRows;
 use super::merge::Number;
 use super::prefill::{LANE_GROUPS, score_tile};
-use super::ring_update::Elements;
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Level, Simd, Vector, WIDTH, total};
 use super::tensor::Element as _;
 use super::tensor::input::{InPlaceElement, InputTensor};
 use super::tile_load::{Destination, SLICE, tile_index, tile_vectors};
 use super::token_rows::TokenRows;
+use super::top_k::{Candidate, best, keep_best};
 use crate::host_memory::{HostMemoryExhausted, try_collect, try_repeat, try_with_capacity};
 use ascend_spec::DType;
 use ascend_spec::ops::lightning_indexer::IndexerProblem;
 use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence};
 use half::{bf16, f16};
 use rayon::prelude::*;
-use std::cmp::Reverse;
 use std::ops::Range;
 
 /// Most lane groups of a block of rows: as many queries as a query block of the prefill kernel.
@@ -52,9 +51,9 @@ pub(crate) struct Buffers<'a> {
     pub query: TokenRows<'a>,
     pub key: TokenRows<'a>,
     pub weights: TokenRows<'a>,
-    pub indices: Elements,
+    pub indices: ElementView,
     /// `None` where no scores are written.
-    pub values: Option<Elements>,
+    pub values: Option<ElementView>,
     /// Scales of the heads of rows and of keys, where these are quantised.
     pub scales: Option<[TokenRows<'a>; 2]>,
 }
@@ -117,9 +116,9 @@ unsafe fn run_under(
     let mut all = try_with_capacity(count)?;
     all.extend(problem.sequences.each(contents).flat_map(blocks));
     let (dtype, outputs) = (buffers.query.desc.dtype, (buffers.indices, buffers.values));
-    // Elements of a view may share memory, so only one thread writes to one.
+    // ElementView of a view may share memory, so only one thread writes to one.
     let values = buffers.values.as_ref();
-    let apart = buffers.indices.is_contiguous() && values.is_none_or(Elements::is_contiguous);
+    let apart = buffers.indices.is_contiguous() && values.is_none_or(ElementView::is_contiguous);
     let least = if apart { 1 } else { usize::MAX };
     let parallel = all.len() < FEW_BLOCKS * rayon::current_num_threads();
     let blocks = all.par_iter().with_min_len(least);
@@ -149,7 +148,7 @@ unsafe fn write<T: Number>(
     problem: &IndexerProblem,
     row: usize,
     chosen: &[Candidate],
-    (indices, values): &(Elements, Option<Elements>),
+    (indices, values): &(ElementView, Option<ElementView>),
 ) {
     for place in 0..problem.count {
         let candidate = chosen.get(place);
@@ -167,31 +166,6 @@ unsafe fn write<T: Number>(
                 }
             }
         }
-    }
-}
-
-/// A key and its score, as a number that is the larger the better the key is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Candidate(u64);
-
-impl Candidate {
-    pub(super) fn new(score: f32, position: usize) -> Self {
-        // Both zeros are one score.
-        let bits = (score + 0.0).to_bits();
-        let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-        Candidate(u64::from(ascending) << 32 | u64::from(!(position as u32)))
-    }
-
-    pub(super) fn position(self) -> u32 {
-        !(self.0 as u32)
-    }
-
-    fn score(self) -> f32 {
-        let ascending = (self.0 >> 32) as u32;
-        f32::from_bits(match ascending >> 31 {
-            1 => ascending & !(1 << 31),
-            _ => !ascending,
-        })
     }
 }
 
@@ -274,24 +248,6 @@ impl IndexerRun<'_> {
             false => block.rows.clone().enumerate().map(select).collect(),
         }
     }
-}
-
-/// Keeps the `count` best of all candidates, in any order.
-fn keep_best(all: &mut Vec<Candidate>, count: usize) {
-    if count < all.len() {
-        all.select_nth_unstable_by_key(count, |&candidate| Reverse(candidate));
-        all.truncate(count);
-    }
-}
-
-/// The `count` best of all candidates: the best first, or in the order of their positions.
-pub(super) fn best(mut all: Vec<Candidate>, count: usize, best_first: bool) -> Vec<Candidate> {
-    keep_best(&mut all, count);
-    match best_first {
-        true => all.sort_unstable_by_key(|&candidate| Reverse(candidate)),
-        false => all.sort_unstable_by_key(|candidate| candidate.position()),
-    }
-    all
 }
 
 /// Widens queries and weights of a block, with one head in each lane. Each row begins with a lane group.
@@ -414,7 +370,7 @@ impl Kernel for ScoreKeys<'_> {
 }
 
 impl IndexerRun<'_> {
-    /// The numbers as quantised calls hold them.
+    /// The numbers rounded to FLOAT16, as INT8 calls keep them, or as they are.
     #[inline(always)]
     fn rounded<S: Simd>(&self, simd: S, numbers: S::Register) -> S::Register {
         match self.rounds {
@@ -518,24 +474,23 @@ mod tests {
             let run = |level: Level, threads: usize| {
                 let mut indices = vec![7i32; rows * count];
                 let mut values = vec![f16::ONE; rows * count];
-                let source = |desc, data: &[f16]| TokenRows { desc, base: data.as_ptr().cast_mut().cast() };
-                let buffers = Buffers {
-                    query: source(&descs[0], &query),
-                    key: source(&descs[1], &key),
-                    weights: source(&descs[2], &weights),
-                    indices: Elements::new(indices.as_mut_ptr().cast(), descs[3]),
-                    values: Some(Elements::new(values.as_mut_ptr().cast(), descs[4])),
-                    scales: None,
-                };
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 let (q, k) = ([rows as i64], [keys as i64]);
                 let contents = SparseContents { query_lengths: &q, key_lengths: &k, block_table: &[] };
-                let buffers = &buffers;
-                // SAFETY: the tensors are those of the problem, and live.
-                let run = || unsafe { run_under(level, &problem, contents, buffers) };
-                // A view of one thread: the pool's threads get no pointer but through `run_under`.
-                let run = Shared(&run);
-                pool.install(|| run.call()).unwrap();
+                let ran = pool.install(|| {
+                    let source = |desc, data: &[f16]| TokenRows { desc, base: data.as_ptr().cast_mut().cast() };
+                    let buffers = Buffers {
+                        query: source(&descs[0], &query),
+                        key: source(&descs[1], &key),
+                        weights: source(&descs[2], &weights),
+                        indices: ElementView::new(indices.as_mut_ptr().cast(), descs[3]),
+                        values: Some(ElementView::new(values.as_mut_ptr().cast(), descs[4])),
+                        scales: None,
+                    };
+                    // SAFETY: the tensors are those of the problem, and live.
+                    unsafe { run_under(level, &problem, contents, &buffers) }
+                });
+                ran.unwrap();
                 (indices, values)
             };
             for level in Level::all() {
@@ -573,33 +528,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    /// A closure that other threads may call while this one waits.
-    struct Shared<'a, F>(&'a F);
-
-    // SAFETY: the thread that made it waits for the one that calls it.
-    unsafe impl<F> Sync for Shared<'_, F> {}
-    // SAFETY: the thread that made it waits for the one that calls it.
-    unsafe impl<F> Send for Shared<'_, F> {}
-
-    impl<R, F: Fn() -> R> Shared<'_, F> {
-        fn call(&self) -> R {
-            (self.0)()
-        }
-    }
-
-    #[test]
-    fn equal_scores_are_in_the_order_of_keys_and_numbers_survive() {
-        let scores = [0.0, -0.0, 3.5, f32::NEG_INFINITY, 3.5, -2.0];
-        let all: Vec<_> = (0..).zip(scores).map(|(at, score)| Candidate::new(score, at)).collect();
-        let positions = |chosen: Vec<Candidate>| -> Vec<_> { chosen.into_iter().map(Candidate::position).collect() };
-        for (candidate, score) in all.iter().zip(scores) {
-            assert_eq!(candidate.score(), score);
-        }
-        assert_eq!(positions(best(all.clone(), 9, true)), [2, 4, 0, 1, 5, 3]);
-        assert_eq!(positions(best(all.clone(), 3, true)), [2, 4, 0]);
-        assert_eq!(positions(best(all.clone(), 3, false)), [0, 2, 4]);
-        assert!(best(all, 0, true).is_empty());
     }
 }

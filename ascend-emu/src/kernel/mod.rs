@@ -59,6 +59,7 @@ mod decode;
 pub(crate) mod delta_chunks;
 pub(crate) mod delta_rule;
 mod dequantise;
+pub(crate) mod element_view;
 mod epilogue;
 mod kv;
 pub(crate) mod lightning_indexer;
@@ -85,6 +86,7 @@ mod tensor;
 mod tests;
 mod tile_load;
 pub(crate) mod token_rows;
+mod top_k;
 mod visibility;
 
 use crate::host_memory::HostMemoryExhausted;

@@ -5,10 +5,9 @@
 //! in single precision; of equal scores the block that comes first is the better one.
 
 use super::attention::{Attention, Listed};
+use super::element_view::ElementView;
 use super::kv::listed_rows::ListedRows;
 use super::kv::{KeyValues, KvTensor, Storage};
-use super::lightning_indexer::{Candidate, best};
-use super::ring_update::Elements;
 use super::schedule;
 use super::scratch::Scratch;
 use super::sequence::Sequence;
@@ -17,6 +16,7 @@ use super::tensor::input::InputTensor;
 use super::tensor::output::OutputTensor;
 use super::tensor::strided::Sizes;
 use super::token_rows::TokenRows;
+use super::top_k::{Candidate, best};
 use crate::host_memory::{HostMemoryExhausted, try_repeat, try_with_capacity};
 use ascend_spec::View;
 use ascend_spec::attention_problem::Rows;
@@ -162,7 +162,7 @@ pub(crate) unsafe fn select(
     contents: SparseContents<'_>,
     [query, key]: [TokenRows<'_>; 2],
     visible: &(dyn Fn(&HeadRow) -> usize + Sync),
-    selected: Elements,
+    selected: ElementView,
 ) -> Result<(), HostMemoryExhausted> {
     // SAFETY: the caller keeps this contract.
     unsafe { select_under(Level::chosen(), problem, contents, [query, key], visible, selected) }
@@ -182,14 +182,14 @@ unsafe fn select_under(
     contents: SparseContents<'_>,
     [query, key]: [TokenRows<'_>; 2],
     visible: &(dyn Fn(&HeadRow) -> usize + Sync),
-    selected: Elements,
+    selected: ElementView,
 ) -> Result<(), HostMemoryExhausted> {
     let attention = &problem.attention;
     // SAFETY: the caller keeps this contract.
     let (query, key) = unsafe { (query.input(attention.sequences.query.layout), key.input(TokenLayout::PaBsnd)) };
     let mut rows = try_with_capacity(attention.sequences.query.total().saturating_mul(attention.kv_heads))?;
     rows.extend(HeadRow::all(attention, contents));
-    // Elements of a view may share memory, so only one thread writes to one.
+    // ElementView of a view may share memory, so only one thread writes to one.
     let least = if selected.is_contiguous() { 1 } else { usize::MAX };
     rows.par_iter().with_min_len(least).try_for_each(|row| {
         let seen = visible(row);
@@ -356,7 +356,7 @@ mod tests {
                 let mut selected = vec![77i32; ROWS * KV_HEADS * COUNT];
                 let read = |at: usize| TokenRows { desc: &descs[at], base: tensors[at].as_ptr().cast_mut().cast() };
                 let elements =
-                    Elements::new(selected.as_mut_ptr().cast(), desc(DType::Int32, &[rows, kv_heads, count]));
+                    ElementView::new(selected.as_mut_ptr().cast(), desc(DType::Int32, &[rows, kv_heads, count]));
                 let numbers = [vec![rows], vec![TOKENS as i64], vec![3, 2, 1, 0]];
                 let contents = SparseContents::of(&numbers);
                 // SAFETY: the tensors are those of the problem, and live.

@@ -5,109 +5,20 @@
 //! exponential of how far their maxima are below the new one. The kernel computes in single precision and rounds once
 //! at the end.
 
+use super::element_view::ElementView;
 use super::merge::Number;
 use ascend_spec::ops::flash_attention_score::{Sequence, SoftmaxOrder};
 use ascend_spec::ops::ring_attention_update::{Part, RingUpdateProblem, admits, merge};
-use ascend_spec::{DType, TensorDesc, Violation};
+use ascend_spec::{DType, Violation};
 use half::{bf16, f16};
 use rayon::prelude::*;
-
-/// A tensor in memory whose elements are counted in row-major order.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Elements {
-    /// The first byte that the view touches.
-    first: *mut u8,
-    desc: TensorDesc,
-    /// Number of the element at `first`, in elements from the base address.
-    lowest: i64,
-    contiguous: bool,
-}
-
-// SAFETY: the contract of `run` covers the memory of the pointer, and threads write different rows through it.
-unsafe impl Sync for Elements {}
-// SAFETY: the contract of `run` covers the memory of the pointer, and threads write different rows through it.
-unsafe impl Send for Elements {}
-
-impl Elements {
-    /// The tensor whose first touched byte is at `first`.
-    pub(crate) fn new(first: *mut u8, desc: TensorDesc) -> Self {
-        let bits = u64::from(desc.dtype.bits()).max(8);
-        let start = desc.byte_range().map_or(0, |range| range.start);
-        Elements {
-            first,
-            lowest: i64::try_from(start * 8 / bits).unwrap_or(i64::MAX),
-            contiguous: desc.is_contiguous(),
-            desc,
-        }
-    }
-
-    /// Address of an element.
-    fn at<T>(&self, element: usize) -> *mut T {
-        let first = self.first.cast::<T>();
-        if self.contiguous {
-            return first.wrapping_add(element);
-        }
-        let (mut left, mut place) = (element as i64, self.desc.offset);
-        let axes = self.desc.shape.iter().zip(self.desc.strides.iter());
-        for (&dim, &stride) in axes.rev() {
-            place += left % dim.max(1) * stride;
-            left /= dim.max(1);
-        }
-        first.wrapping_offset((place - self.lowest) as isize)
-    }
-
-    /// Elements in memory from one element of the last axis to the next.
-    fn step(&self) -> isize {
-        match self.contiguous {
-            true => 1,
-            false => self.desc.strides.last().map_or(1, |&step| step as isize),
-        }
-    }
-
-    /// Whether the elements are contiguous.
-    pub(super) fn is_contiguous(&self) -> bool {
-        self.contiguous
-    }
-
-    /// Reads an element.
-    ///
-    /// # Safety
-    ///
-    /// The tensor has the element, as a `T` that is live and written by no other thread.
-    pub(crate) unsafe fn read<T: Copy>(&self, element: usize) -> T {
-        // SAFETY: the caller's promise. No alignment is assumed.
-        unsafe { self.at::<T>(element).read_unaligned() }
-    }
-
-    /// Writes an element.
-    ///
-    /// # Safety
-    ///
-    /// The tensor has the element, as a `T` that is live and accessed by no other thread.
-    pub(super) unsafe fn write<T: Copy>(&self, element: usize, value: T) {
-        // SAFETY: the caller's promise. No alignment is assumed.
-        unsafe { self.at::<T>(element).write_unaligned(value) };
-    }
-
-    /// Writes the element of this number of a contiguous tensor that begins at the first byte, whatever the
-    /// description has room for.
-    ///
-    /// # Safety
-    ///
-    /// The bytes are live and accessed by no other thread.
-    pub(super) unsafe fn write_behind<T: Copy>(&self, element: usize, value: T) {
-        let place = self.first.cast::<T>().wrapping_add(element);
-        // SAFETY: the caller's promise. No alignment is assumed.
-        unsafe { place.write_unaligned(value) };
-    }
-}
 
 /// Attention of a part or of the result, and the maximum and sum of each of its rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Triple {
-    pub attn: Elements,
-    pub max: Elements,
-    pub sum: Elements,
+    pub attn: ElementView,
+    pub max: ElementView,
+    pub sum: ElementView,
 }
 
 /// The tensors of one call.
@@ -214,8 +125,8 @@ pub(crate) unsafe fn run(problem: &RingUpdateProblem, ends: &[i64], buffers: &Bu
 /// As for [`run`]; attention has elements `T`.
 unsafe fn typed<T: Number>(problem: &RingUpdateProblem, ends: &[i64], buffers: &Buffers) {
     let out = &buffers.out;
-    // Elements of a view may share memory, so only one thread writes to one.
-    let apart = [out.attn, out.max, out.sum].iter().all(|elements| elements.contiguous);
+    // ElementView of a view may share memory, so only one thread writes to one.
+    let apart = [out.attn, out.max, out.sum].iter().all(ElementView::is_contiguous);
     // Sequences with descending ends overlap, so they are merged one after the other.
     for sequence in problem.sequences(ends) {
         let rows = rows(problem, &sequence);

@@ -3,8 +3,8 @@
 //! `y = x * rstd * gamma` with `rstd = 1 / sqrt(mean(x²) + epsilon)` for each row. Squares are summed in double
 //! precision, and each output is rounded once.
 
+use super::element_view::ElementView;
 use super::merge::Number;
-use super::ring_update::Elements;
 use crate::host_memory::{HostMemoryExhausted, try_collect};
 use ascend_spec::DType;
 use ascend_spec::ops::rms_norm::RmsNormProblem;
@@ -24,10 +24,10 @@ pub(crate) fn rstd(row: impl ExactSizeIterator<Item = f64>, epsilon: f64) -> f64
 /// The tensors of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers {
-    pub x: Elements,
-    pub gamma: Elements,
-    pub y: Elements,
-    pub rstd: Elements,
+    pub x: ElementView,
+    pub gamma: ElementView,
+    pub y: ElementView,
+    pub rstd: ElementView,
 }
 
 /// Normalises all rows. Tensors `x` and `y` are of `dtype`, `gamma` of `gamma_dtype`; `y` may be `x`.
@@ -77,7 +77,7 @@ unsafe fn weights<T: Number>(problem: &RmsNormProblem, buffers: &Buffers) -> Res
 ///
 /// As for [`run`]; `x` and `y` have elements `T`.
 unsafe fn typed<T: Number>(problem: &RmsNormProblem, gamma: &[f64], buffers: &Buffers) {
-    // Elements of a view may share memory, so only one thread writes to one.
+    // ElementView of a view may share memory, so only one thread writes to one.
     let apart = buffers.y.is_contiguous() && buffers.rstd.is_contiguous();
     let least = if apart { ROWS } else { usize::MAX };
     let rows = (0..problem.rows).into_par_iter().with_min_len(least);

@@ -6,9 +6,9 @@
 //! dequantised where a tile is loaded.
 
 use super::attention::{Attention, Listed};
+use super::element_view::ElementView;
 use super::kv::listed_rows::ListedRows;
 use super::kv::{KeyValues, KvTensor, Storage};
-use super::ring_update::Elements;
 use super::schedule;
 use super::sequence::Sequence;
 use super::simd::Level;
@@ -38,7 +38,7 @@ pub(crate) struct Buffers<'a> {
     /// Maximum and sum of each row, where they are written.
     pub softmax: Option<[TokenRows<'a>; 2]>,
     /// One more logit for each head, of FLOAT.
-    pub sinks: Option<Elements>,
+    pub sinks: Option<ElementView>,
     /// The lists of all rows, one after the other.
     pub lists: &'a [i64],
 }
@@ -274,7 +274,8 @@ mod tests {
                             .each_mut()
                             .map(|numbers| TokenRows { desc: &descs[4], base: numbers.as_mut_ptr().cast() }),
                     ),
-                    sinks: (self.sinks.as_ref()).map(|sinks| Elements::new(sinks.as_ptr().cast_mut().cast(), descs[5])),
+                    sinks: (self.sinks.as_ref())
+                        .map(|sinks| ElementView::new(sinks.as_ptr().cast_mut().cast(), descs[5])),
                     lists: &self.lists,
                 };
                 let numbers = [vec![rows as i64], vec![self.keys as i64], Vec::new()];

@@ -9,7 +9,7 @@ use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::HostMemoryExhausted;
 use crate::kernel::causal_conv1d::{self, Buffers};
-use crate::kernel::ring_update;
+use crate::kernel::element_view::ElementView;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
@@ -160,8 +160,7 @@ impl DeclaredOperator for CausalConvOperator {
         // the tensors that are written share no memory with them.
         let numbers = unsafe { self.numbers(addresses, memory) }.map_err(|why| launch.fault(why))?;
         let (runs, shared) = checked_runs(&launch, &self.problem, contents(&numbers))?;
-        let elements =
-            |parameter: Parameter, desc: &TensorDesc| ring_update::Elements::new(launch.first(parameter), *desc);
+        let elements = |parameter: Parameter, desc: &TensorDesc| ElementView::new(launch.first(parameter), *desc);
         let buffers = Buffers {
             x: elements(Parameter::X, x),
             weight: elements(Parameter::Weight, weight),

@@ -5,7 +5,7 @@ use crate::config::Check;
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::{HostMemoryExhausted, try_collect};
-use crate::kernel::ring_update::Elements;
+use crate::kernel::element_view::ElementView;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator as _};
 use crate::sanitizer::{Suspicion, report};
@@ -119,7 +119,7 @@ pub(super) unsafe fn integers<O: DeclaredOperator>(
         return Ok(Vec::new());
     };
     let count = desc.elements().unwrap_or(0);
-    let elements = Elements::new(memory.host(op.first_byte(argument, addresses)), *desc);
+    let elements = ElementView::new(memory.host(op.first_byte(argument, addresses)), *desc);
     let one = |index: usize| match desc.dtype {
         // SAFETY: the caller's promise; the index is one of the tensor's elements.
         DType::Int64 => unsafe { elements.read::<i64>(index) },
@@ -146,7 +146,7 @@ pub(super) unsafe fn bytes<O: DeclaredOperator>(
 ) -> Result<Vec<u8>, HostMemoryExhausted> {
     let count = walked.elements().unwrap_or(0);
     let first = memory.host(op.first_byte(argument.into(), addresses));
-    let elements = Elements::new(first, walked);
+    let elements = ElementView::new(first, walked);
     // SAFETY: the caller's promise; the index is one of the elements.
     let one = |index: usize| unsafe { elements.read::<u8>(index) };
     try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))

@@ -5,9 +5,10 @@ use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use super::one_version::{checked_call, declared_by_problem};
 use super::sparse_contents;
+use crate::elements::Elements;
 use crate::fault::Fault;
+use crate::kernel::element_view::ElementView;
 use crate::kernel::lightning_indexer::{self, Buffers};
-use crate::kernel::ring_update::Elements;
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
@@ -23,6 +24,16 @@ impl DeclaredOperator for IndexerOperator {
 
     fn overruns(&self) -> bool {
         self.problem.overruns
+    }
+
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        let call = self.arguments.call();
+        let walked = |parameter| self.problem.walked(&call, parameter, self.arguments.tensor(parameter)?);
+        let outputs = [Parameter::SparseIndices, Parameter::SparseValues];
+        let outputs = outputs.into_iter().filter_map(|parameter| Some((parameter, walked(parameter)?, 0)));
+        let sequences = (&self.problem.sequences, IndexerCall::CONTENTS[0]);
+        // SAFETY: the caller's promise.
+        unsafe { sparse_contents::write_rows(self, sequences, outputs, (addresses, memory), visit) };
     }
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
@@ -58,7 +69,7 @@ pub(super) unsafe fn choose<O: DeclaredOperator>(
     }
     let desc = |parameter: ParameterOf<O>| launch.op.arguments().tensor(parameter.into());
     let source = |parameter| Some(TokenRows { desc: desc(parameter)?, base: launch.base(parameter) });
-    let written = |parameter| Some(Elements::new(launch.first(parameter), *desc(parameter)?));
+    let written = |parameter| Some(ElementView::new(launch.first(parameter), *desc(parameter)?));
     let (Some(query), Some(key), Some(weights), Some(indices)) =
         (source(tensors[0]), source(tensors[1]), source(tensors[2]), written(tensors[3]))
     else {

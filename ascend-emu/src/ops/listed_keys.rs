@@ -8,7 +8,7 @@ use crate::config::Check;
 use crate::elements::{Elements, NamedTensor, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
-use crate::kernel::ring_update::Elements as Logits;
+use crate::kernel::element_view::ElementView;
 use crate::kernel::sparse_attention::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
@@ -117,7 +117,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
             key_rope: rows(3),
             out,
             softmax: rows(5).zip(rows(6)).map(|(max, sum)| [max, sum]),
-            sinks: sinks.map(|(parameter, desc)| Logits::new(launch.first(parameter), desc)),
+            sinks: sinks.map(|(parameter, desc)| ElementView::new(launch.first(parameter), desc)),
             lists: &lists,
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
@@ -133,23 +133,13 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     ///
     /// As for [`DeclaredOperator::writes`].
     unsafe fn write_rows(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
-        // SAFETY: the caller's promise.
-        let lengths = unsafe { integers(self, memory, addresses, Self::CONTENTS[0]) };
-        let contents = SparseContents { query_lengths: &lengths.unwrap_or_default(), ..SparseContents::default() };
-        let sequences = self.problem().sequences;
-        let ends = (sequences.each(contents)).map(|sequence| sequence.first_query + sequence.written);
-        let rows = ends.max().unwrap_or(0) as i64;
-        let packed = sequences.query.layout == TokenLayout::Tnd;
         // Packed rows are the first axis of attention, and the second of maxima and sums.
-        for (parameter, axis) in Self::TENSORS[4..7].iter().copied().zip([0, 1, 1]) {
-            if let Some((parameter, mut desc)) = parameter.and_then(|named| Some((named, self.walked(named)?))) {
-                if packed {
-                    desc.shape = desc.shape.with(axis, rows);
-                }
-                let named = self.named(parameter.into(), addresses);
-                Elements::described(named, &desc).iter().for_each(&mut *visit);
-            }
-        }
+        let [_, _, _, _, out, max, sum, _] = Self::TENSORS;
+        let outputs = [out, max, sum].into_iter().zip([0, 1, 1]);
+        let outputs = outputs.filter_map(|(named, axis)| Some((named?, self.walked(named?)?, axis)));
+        let sequences = (&self.problem().sequences, Self::CONTENTS[0]);
+        // SAFETY: the caller's promise.
+        unsafe { sparse_contents::write_rows(self, sequences, outputs, (addresses, memory), visit) };
     }
 }
 

@@ -7,8 +7,8 @@ use super::one_version::{checked_call, declared_by_problem};
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
 use crate::fault::Fault;
+use crate::kernel::element_view::ElementView;
 use crate::kernel::native_sparse::{self, Buffers, HeadRow};
-use crate::kernel::ring_update::Elements;
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
@@ -77,7 +77,7 @@ impl DeclaredOperator for CompressAttentionOperator {
             let original = original.and_then(|original| original.get(row.sequence.index)).copied();
             problem.visible(&row.sequence, row.row, original)
         };
-        let selected = Elements::new(launch.first(Parameter::TopKOutput), *selected);
+        let selected = ElementView::new(launch.first(Parameter::TopKOutput), *selected);
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
         // everything else.

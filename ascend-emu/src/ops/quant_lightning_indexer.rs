@@ -5,6 +5,8 @@ use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use super::lightning_indexer::choose;
 use super::one_version::{checked_call, declared_by_problem};
+use super::sparse_contents;
+use crate::elements::Elements;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
@@ -17,6 +19,15 @@ checked_call! { QuantIndexerOperator: IndexerProblem, target }
 
 impl DeclaredOperator for QuantIndexerOperator {
     declared_by_problem! {}
+
+    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+        let (call, indices) = (self.arguments.call(), Parameter::SparseIndices);
+        let walked = self.arguments.tensor(indices).and_then(|desc| self.problem.walked(&call, indices, desc));
+        let outputs = walked.map(|desc| (indices, desc, 0));
+        let sequences = (&self.problem.sequences, QuantIndexerCall::CONTENTS[0]);
+        // SAFETY: the caller's promise.
+        unsafe { sparse_contents::write_rows(self, sequences, outputs, (addresses, memory), visit) };
+    }
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
         let tensors = [Parameter::Query, Parameter::Key, Parameter::Weights, Parameter::SparseIndices];

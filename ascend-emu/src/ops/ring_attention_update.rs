@@ -9,6 +9,7 @@ use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::try_collect;
+use crate::kernel::element_view::ElementView;
 use crate::kernel::ring_update::{self, Buffers, Triple};
 use crate::lints;
 use crate::memory::DeviceMemory;
@@ -98,7 +99,7 @@ impl DeclaredOperator for RingUpdateOperator {
         let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let elements = |parameter: Parameter| {
             let desc = self.arguments.tensor(parameter)?;
-            Some(ring_update::Elements::new(launch.first(parameter), *desc))
+            Some(ElementView::new(launch.first(parameter), *desc))
         };
         let triple = |[attn, max, sum]: [Parameter; 3]| {
             Some(Triple { attn: elements(attn)?, max: elements(max)?, sum: elements(sum)? })

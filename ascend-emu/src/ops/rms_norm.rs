@@ -5,7 +5,7 @@ use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use super::one_version::{checked_call, declared_by_problem};
 use crate::fault::Fault;
-use crate::kernel::ring_update::Elements;
+use crate::kernel::element_view::ElementView;
 use crate::kernel::rms_norm::{self, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
@@ -34,7 +34,7 @@ impl DeclaredOperator for RmsNormOperator {
         }
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
-        let elements = |parameter: Parameter, desc: &TensorDesc| Elements::new(launch.first(parameter), *desc);
+        let elements = |parameter: Parameter, desc: &TensorDesc| ElementView::new(launch.first(parameter), *desc);
         let buffers = Buffers {
             x: elements(Parameter::X, x),
             gamma: elements(Parameter::Gamma, gamma),

@@ -1,11 +1,15 @@
 //! Lengths and block tables of sparse attention, which are known on the device alone.
 
 use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::Launch;
+use super::launch::{Launch, integers};
+use crate::elements::Elements;
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
+use crate::memory::DeviceMemory;
+use crate::operator::Addresses;
+use ascend_spec::TensorDesc;
 use ascend_spec::operator::DeclaredParameter as _;
-use ascend_spec::ops::sparse_sequences::{Side, SparseContents, SparseFault, SparseSequences};
+use ascend_spec::ops::sparse_sequences::{Side, SparseContents, SparseFault, SparseSequences, TokenLayout};
 
 /// Reads the lengths of queries and keys and the block table, whose parameters these are, and reports numbers that lead
 /// outside of a tensor.
@@ -40,4 +44,32 @@ pub(super) unsafe fn read<O: DeclaredOperator>(
         launch.suspect(kind, tensor, format_args!("{tensor}: {fault}"))?;
     }
     Ok(numbers)
+}
+
+/// Visits the elements of outputs that a launch writes, each with the axis of its packed rows: all of them, but for
+/// packed rows after the last sequence. `query_lengths` names the tensor of the queries' lengths.
+///
+/// # Safety
+///
+/// As for [`DeclaredOperator::writes`].
+pub(super) unsafe fn write_rows<O: DeclaredOperator>(
+    op: &O,
+    (sequences, query_lengths): (&SparseSequences, ParameterOf<O>),
+    outputs: impl IntoIterator<Item = (ParameterOf<O>, TensorDesc, usize)>,
+    (addresses, memory): (&Addresses, &DeviceMemory),
+    visit: &mut dyn FnMut(&Elements),
+) {
+    // SAFETY: the caller's promise.
+    let lengths = unsafe { integers(op, memory, addresses, query_lengths) };
+    let contents = SparseContents { query_lengths: &lengths.unwrap_or_default(), ..SparseContents::default() };
+    let ends = sequences.each(contents).map(|sequence| sequence.first_query + sequence.written);
+    let rows = ends.max().unwrap_or(0) as i64;
+    let packed = sequences.query.layout == TokenLayout::Tnd;
+    for (parameter, mut desc, axis) in outputs {
+        if packed {
+            desc.shape = desc.shape.with(axis, rows);
+        }
+        let named = op.named(parameter.into(), addresses);
+        Elements::described(named, &desc).iter().for_each(&mut *visit);
+    }
 }

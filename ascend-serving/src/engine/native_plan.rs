@@ -70,7 +70,7 @@ struct FusedCall {
 enum RowKind {
     /// They see no compressed token.
     Uncompressed,
-    /// They see no more blocks than are selected.
+    /// They see fewer tokens than the selected blocks hold.
     Short,
     Selecting,
 }

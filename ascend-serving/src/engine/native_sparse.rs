@@ -150,9 +150,9 @@ impl<T: Element> NativeSparse<T> {
     }
 
     /// Sets how many blocks each token selects (`selectBlockCount`). The first block and the last two of those that are
-    /// compressed are always among them. A token's own block is none of these before a compressed token reaches into
-    /// it: of 32 tokens, one from each 16th on, token 257 selects among the first 4 blocks of 64, and has its own in
-    /// the window alone.
+    /// compressed are always among them. A token's own block counts only once a compressed token reaches into it: with
+    /// compressed tokens of 32 tokens, one for every 16, the first 257 tokens have 15, which reach up to token 256, so
+    /// that the 257th chooses among 4 blocks of 64 and sees its own in the window alone.
     pub fn select_count(mut self, blocks: usize) -> Self {
         self.select_count = blocks;
         self

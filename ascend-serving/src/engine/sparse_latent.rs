@@ -93,11 +93,10 @@ impl<T: Element> SparseLatent<T> {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for caches of other shapes, in other formats, without layers,
-    /// and for heads that
-    /// are not those of [`AttentionShape::latent`]; [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for caches
-    /// that are quantised in other ways than [`PagedKvCache::quantised_latents`] and
-    /// [`PagedKvCache::quantised_index_keys`]; [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools,
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for caches on two devices.
+    /// and for heads that are not those of [`AttentionShape::latent`];
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for caches that are quantised in other ways than
+    /// [`PagedKvCache::quantised_latents`] and [`PagedKvCache::quantised_index_keys`];
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for caches on two devices.
     pub fn new(shape: AttentionShape, latents: PagedKvCache<T>, index_keys: PagedKvCache<T>) -> Result<Self> {
         let sparse = Self { shape, latents, index_keys, sparse_count: Self::SPARSE_COUNT };
         sparse.check()?;

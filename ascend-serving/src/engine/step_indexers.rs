@@ -86,9 +86,9 @@ impl StepIndexers {
         }
     }
 
-    /// Refuses a choice of another step and, for the `last` layer that is missing, a step whose tokens would count as
-    /// computed without keys that indexers of later steps read, or of which no layer reads what an indexer has chosen:
-    /// then one has got the choice of another.
+    /// Refuses a choice of another step. For the `last` layer of a step, refuses also an indexer whose keys were not
+    /// written, which later steps would read, and a choice that no layer has read: a layer has probably got the choice
+    /// of another indexer.
     pub(crate) fn check_choice(&self, choice: &KeyChoice, layer: usize, last: bool) -> Result<(), Violation> {
         if !choice.is_of(&self.step) {
             let given = format_args!("a choice of another step in layer {layer}");

@@ -9,14 +9,15 @@ use crate::rules;
 
 /// The rows of compressed tokens in each block of a pool.
 ///
-/// The last compressed tokens that begin in a block end in the next one. What a block of the pool holds has to follow
-/// from its own tokens and those before, since prefixes share it whatever comes behind: these tokens lie in the next
-/// block. There is a page for them, with a copy of those that begin in the same page and end in their own block:
+/// The last compressed tokens that begin in a block end in the next one. Sequences that share a prefix share its
+/// blocks and go on differently, so that a block may hold only what follows from its own tokens and those before it.
+/// A compressed token that ends in the next block is therefore stored there, in a page of its own, with a copy of the
+/// compressed tokens of the page that it would complete. Blocks of 256 tokens, `l` of 32 and `d` of 16:
 ///
 /// ```text
-/// block 0: tokens 0..256    own pages: compressed tokens 0..15, one row empty
-/// block 1: tokens 256..512  own pages: 16..31                     last page: 0..15, and 15
-/// block 2: tokens 512..     own pages: 32..                       last page: 16..31, and 31
+/// block 0: tokens 0..256    own pages: compressed tokens 0..15 (0 to 14), one row empty
+/// block 1: tokens 256..512  own pages: 16..31                  last page: copies of 0..15, and token 15
+/// block 2: tokens 512..     own pages: 32..                    last page: copies of 16..31, and token 31
 /// ```
 ///
 /// Attention reads the last page of the next block, where there is one, in place of the last of a block's own.

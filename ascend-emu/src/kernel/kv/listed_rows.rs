@@ -1,6 +1,6 @@
 //! The keys of a list: blocks of rows, each anywhere in a tensor, in the list's order.
 
-/// The blocks that hold the keys, all of as many rows but for the last.
+/// The blocks that hold the keys, each of `size` rows but for the last.
 #[derive(Debug)]
 pub(crate) struct ListedRows {
     /// Batch entry or block of a cache, and first row, of each; `None` where the cache does not have its block.
@@ -44,8 +44,8 @@ impl ListedRows {
         Some((batch, first + row))
     }
 
-    /// Number of keys from `key` on, about as many as `most`, that follow each other in the tensor as they do in the
-    /// list.
+    /// Number of keys from `key` on that follow each other in the tensor as they do in the list, counted in whole
+    /// blocks until there are `most`.
     #[inline(always)]
     pub(crate) fn run(&self, key: usize, most: usize) -> usize {
         let (block, row) = self.place(key);

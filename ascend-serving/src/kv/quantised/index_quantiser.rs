@@ -20,7 +20,7 @@ const DIM: usize = 128;
 pub(in crate::kv) struct IndexQuantiser {
     /// Slots of the rows up to the last one that is written.
     slots: Vec<Option<usize>>,
-    /// All keys, used by one indexer after the other, and their values, which there are not.
+    /// The quantised keys of an indexer, used by one indexer after the other, and an empty tensor of values.
     quantised: [Tensor<i8>; 2],
     /// Scales of the keys, `[rows, 1, 1]`.
     scales: Tensor<f16>,

@@ -17,7 +17,7 @@ pub(in crate::kv) struct LatentQuantiser {
     slots: Vec<Option<usize>>,
     /// Shapes of latents and of rotary keys.
     planned: [Vec<usize>; 2],
-    /// All rows, used by one layer after the other, and their values, which there are not.
+    /// The quantised rows of a layer, used by one layer after the other, and an empty tensor of values.
     quantised: [Tensor<i8>; 2],
 }
 

@@ -22,7 +22,7 @@ pub struct BlockFault {
 /// What is wrong with the bytes of a block of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockFaultKind {
-    /// They name this block, which begins behind the keys of the sequence, of which there are as many.
+    /// The byte of a block that begins past the last key of the sequence is set.
     Beyond {
         /// Number of the block of keys.
         block: usize,
@@ -103,7 +103,7 @@ impl BlockSparseProblem {
     }
 
     /// The keys of the blocks that the bytes of a block of rows name, among the first `keys` of their sequence, in
-    /// order. Every block but the one with the last key has as many keys.
+    /// order. Every block but the one with the last key has the size of a block.
     pub fn selected<'m>(&self, bytes: &'m [u8], keys: usize) -> impl Iterator<Item = Range<usize>> + Clone + use<'m> {
         let size = self.block[1].max(1);
         let blocks = (0..keys).step_by(size).zip(bytes);
@@ -111,7 +111,7 @@ impl BlockSparseProblem {
         named.map(move |(first, _)| first..keys.min(first.saturating_add(size)))
     }
 
-    /// What is first wrong with the bytes of a block of rows, whose sequence has as many keys.
+    /// What is first wrong with the bytes of a block of rows, whose sequence has `keys` keys.
     fn fault(&self, bytes: &[u8], keys: usize) -> Option<BlockFaultKind> {
         let own = keys.div_ceil(self.block[1].max(1)).min(bytes.len());
         if let Some(behind) = bytes[own..].iter().position(|&byte| byte != 0) {

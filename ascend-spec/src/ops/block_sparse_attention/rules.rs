@@ -39,22 +39,22 @@ rules! {
         "describe the mask as [sequences, query heads, blocks of rows, blocks of keys]";
     RANK = "block_sparse.rank", INNER_NULLPTR, V1, "BlockSparseAttention shape inference, ranks",
         "query, key and value have the axes of their layout",
-        "describe the tensor with as many axes";
+        "describe the tensor with the axes of its layout";
     KV_HEADS = "block_sparse.kv_heads", INNER_NULLPTR, V1, "BlockSparseAttention shape inference, numKeyValueHeads",
         "key and value have numKeyValueHeads heads",
         "pass the number of heads that key and value have";
     VALUE_DIM = "block_sparse.value_dim", INNER_NULLPTR, V1, "BlockSparseAttention shape inference, value",
-        "keys and values have as many elements",
+        "keys and values have the same head dimension",
         "give keys and values of one head dimension";
     VALUE_BATCH = "block_sparse.value_batch", INNER_NULLPTR, V1, "BlockSparseAttention shape inference, value"
         in Scope::ALL.since(V9_1).since_on_950(V9_1),
-        "key and value have as many sequences",
+        "key and value have the same number of sequences",
         "make both from the same batch";
     OUT = "block_sparse.out", INNER_NULLPTR, V1, "BlockSparseAttention API, attentionOut",
         "attentionOut has the shape of query",
         "give room for the attention of each row";
     LSE = "block_sparse.softmax_lse", INNER_NULLPTR, V1, "BlockSparseAttention API, softmaxLse",
-        "softmaxLse is with softmaxLseFlag 1 given, in the shape of query but for a last axis of 1",
+        "with softmaxLseFlag 1 softmaxLse is given, in the shape of query but for a last axis of 1",
         "give room for a number of each row and head, or set softmaxLseFlag to 0";
     LAYOUT_BSND = "block_sparse.layout_bsnd", TILING_ERROR, V1, "BlockSparseAttention tiling, layouts"
         in Scope::A2_A3.since(V9_1),
@@ -80,15 +80,15 @@ rules! {
         "fill heads up with zeros to such a size";
     HEADS = "block_sparse.heads", TILING_ERROR, V1, "BlockSparseAttention tiling, numKeyValueHeads",
         "there are key heads, and from 9.2 on the query heads are a multiple of them",
-        "attend with as many query heads for each key head";
+        "give each key head the same number of query heads";
     BATCH = "block_sparse.batch", TILING_ERROR, V1, "BlockSparseAttention tiling, batch",
-        "query, key and value have as many sequences",
+        "query, key and value have the same number of sequences",
         "make all from the same batch";
     LENGTHS = "block_sparse.lengths", TILING_ERROR, V1, "BlockSparseAttention tiling, actualSeqLengths",
         "both lengths or, but for TND, neither are given, each with a number for each sequence",
         "give the query rows and the keys of each sequence";
     LENGTH_SUM = "block_sparse.length_sum", TILING_ERROR, V1, "BlockSparseAttention tiling, actualSeqLengths",
-        "the lengths of TND have as sum the rows of query and of key",
+        "in TND the lengths add up to the rows of query and of key",
         "give the rows of each sequence, not where it ends, and tensors without rows behind the last";
     LENGTH_MOST = "block_sparse.length_most", TILING_ERROR, V1, "BlockSparseAttention tiling, actualSeqLengths"
         in Scope::ALL.since(V9_2).since_on_950(V9_2),
@@ -114,7 +114,7 @@ rules! {
         "BlockSparseAttention documentation, numKeyValueHeads"
         in Scope::ALL.since(V9_0).until(V9_1).since_on_950(V9_1).until_on_950(V9_1),
         "the query heads are a multiple of the key heads before 9.2 too, which does not compare them",
-        "attend with as many query heads for each key head";
+        "give each key head the same number of query heads";
     MASK_UNCHECKED = "block_sparse.mask_unchecked", Overrun("the mask is read by the blocks of the call"), V1,
         "BlockSparseAttention documentation, blockSparseMask"
         in Scope::ALL.since(V9_0).until(V9_1).since_on_950(V9_1).until_on_950(V9_1),
@@ -137,8 +137,8 @@ rules! {
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
     CONTENTS = "block_sparse.contents", Overrun("keys of the next sequence or of other memory are read"), V1,
         "BlockSparseAttention kernel, blockSparseMask",
-        "blockSparseMask names no block behind the keys of its sequence",
-        "set the bytes behind each sequence's last block to 0";
+        "blockSparseMask names no block past the keys of its sequence",
+        "set the bytes past each sequence's last block to 0";
 }
 
 /// The layouts by their names.

@@ -40,11 +40,11 @@ latent_rules! {
             "join each query with its rotary part, and pack each key with its rotary part and its scales";
         HEADS = "quant_sparse_flash.heads", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, heads",
             "there are 1, 2, 4, 8, 16, 32, 64 or 128 query heads, or on Ascend 950 48",
-            "attend with as many heads, filled up or divided over calls";
+            "fill query heads up to such a number with zeros, or divide them over calls";
         ENTRIES = "quant_sparse_flash.entries", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, sparseIndices"
             in Scope::ASCEND_950,
-            "lists have with keys of HIFLOAT8 2048 entries",
-            "fill lists up to 2048 entries with -1; HIFLOAT8 has no longer lists";
+            "with keys of HIFLOAT8 lists have 2048 entries",
+            "fill shorter lists up to 2048 entries with -1; longer ones need keys of another type";
         OUT = "quant_sparse_flash.out", TILING_ERROR, V1, "KvQuantSparseFlashAttention tiling, attentionOut",
             "attentionOut has the shape of query with 512 elements",
             "give room for the attention of each row";

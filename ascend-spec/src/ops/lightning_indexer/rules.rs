@@ -33,7 +33,7 @@ sequence_rules! {
     {
         COUNT = "indexer.count", TILING_ERROR, V1, "LightningIndexer tiling, sparseCount",
             "sparseCount is 1 to 2048 or, from 9.0 on, a multiple of 1024, from 9.2 on at most 8192",
-            "choose as many keys as the operator can";
+            "choose 1 to 2048 keys, or a multiple of 1024 up to 8192 where the release takes more";
         VALUES_PAGED = "indexer.values_paged", TILING_ERROR, V1, "LightningIndexer tiling, returnValues",
             "scores are not returned for keys in a paged cache",
             "leave returnValues out, or gather the keys";
@@ -41,7 +41,8 @@ sequence_rules! {
     {
         HEAD_DIM = "indexer.head_dim", TILING_ERROR, V1, "LightningIndexer tiling, heads",
             "heads have 128 dimensions, and keys one head",
-            "use the operator for indexers of this shape alone";
+            "fill heads of fewer dimensions up to 128 with zeros; longer ones, and keys of several heads, have no operator: "
+            "choose their keys on the host";
         HEADS = "indexer.heads", TILING_ERROR, V1, "LightningIndexer tiling, heads"
             in Scope::ALL.since(V9_0).since_on_950(V9_1),
             "there are 1 to 64 query heads, on Ascend 950 from 9.2 on 8, 16, 24, 32 or 64",
@@ -59,7 +60,7 @@ sequence_rules! {
             "give room for the keys of each row";
         VALUES_SHAPE = "indexer.values_shape", TILING_ERROR, V1, "LightningIndexer tiling, sparseValues"
             in Scope::ALL.since(V9_0).since_on_950(V9_1),
-            "sparseValues has with returnValues the shape of sparseIndices",
+            "with returnValues sparseValues has the shape of sparseIndices",
             "give room for the scores of each row";
         EMPTY = "indexer.empty", TILING_ERROR, V1, "LightningIndexer tiling, shapes"
             in Scope::ASCEND_950.since_on_950(V9_2),
@@ -115,15 +116,16 @@ impl IndexerCall<'_> {
             target,
             "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.1 or newer",
         );
-        let generated = target.cann < V9_0;
-        let query = match generated {
+        // The function of 8.5 asks for every tensor, used or not.
+        let asks_for_all = target.cann < V9_0;
+        let query = match asks_for_all {
             true => REQUIRED.requires(self.query, "query")?,
             false => QUERY.requires(self.query, "query")?,
         };
         let key = REQUIRED.requires(self.key, "key")?;
         let weights = REQUIRED.requires(self.weights, "weights")?;
         let indices = REQUIRED.requires(self.sparse_indices, "sparseIndices")?;
-        if generated {
+        if asks_for_all {
             REQUIRED.requires(self.sparse_values, "sparseValues")?;
         }
         if self.return_values {
@@ -165,7 +167,7 @@ impl IndexerCall<'_> {
         WEIGHTS_950.takes_on(target, weights.dtype, query.dtype)?;
         shaped(&WEIGHTS, "weights", &weights, rows, &[heads])?;
         shaped(&INDICES, "sparseIndices", &indices, rows, &[1, self.sparse_count])?;
-        if let Some(values) = self.sparse_values.filter(|_| self.return_values && !generated) {
+        if let Some(values) = self.sparse_values.filter(|_| self.return_values && !asks_for_all) {
             shaped(&VALUES_SHAPE, "sparseValues", &values, rows, &[1, self.sparse_count])?;
         }
         require!(

@@ -136,8 +136,8 @@ impl NsaCompressAttentionProblem {
         self.compression.blocks(self.select, compressed)
     }
 
-    /// The compressed tokens whose weights are summed for a block, each as often as it counts: the `m`-th is there for
-    /// each `m` and `n` with `(l' / d) (block + 1) - m - n`, where `m` is below `l' / d` and `n` below `l / d`.
+    /// The compressed tokens whose weights are summed for a block: `(l' / d) (block + 1) - m - n` for each `m` below
+    /// `l' / d` and each `n` below `l / d` (Yuan and others 2025). A token comes as often as it counts.
     pub fn parts(&self, block: usize) -> impl Iterator<Item = usize> + use<> {
         let stride = self.compression.stride.max(1);
         let (outer, inner) = (self.select / stride, self.compression.block / stride);

@@ -17,7 +17,7 @@ compression_rules! {
         "no tensor is empty",
         "leave the call out where there is nothing to compress";
     INPUT = "nsa_compress_with_cache.input", INNER_NULLPTR, V1, "NsaCompressWithCache tiling, input",
-        "input is with blockTable [blocks, page, N, D], else [T, N, D]",
+        "with blockTable input is [blocks, page, N, D], without it [T, N, D]",
         "give the blocks of a cache with their table, or tokens one after the other without one";
     PAGE = "nsa_compress_with_cache.page_block_size", INNER_NULLPTR, V1, "NsaCompressWithCache tiling, pageBlockSize",
         "blocks of a paged cache have pageBlockSize tokens, 64 or 128",

@@ -100,7 +100,7 @@ pub struct NsaSelectedProblem {
 /// A list of blocks by which a row attends to other tokens than it seems to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SelectionFault {
-    /// A block begins behind the tokens of the sequence, of which there are this many.
+    /// A block begins past the last token of the sequence.
     Beyond {
         /// The block.
         block: i64,
@@ -112,7 +112,8 @@ pub enum SelectionFault {
         /// The block.
         block: i64,
     },
-    /// A block stands behind an entry that is none: the operator counts the blocks, and reads as many entries.
+    /// A block stands after a negative entry: the operator counts the entries that are not negative, and reads only
+    /// so many from the first on.
     Behind {
         /// The block.
         block: i64,
@@ -123,11 +124,11 @@ impl fmt::Display for SelectionFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SelectionFault::Beyond { block, tokens } => {
-                write!(f, "block {block} begins behind the {tokens} tokens of the sequence, and is left out")
+                write!(f, "block {block} begins past the {tokens} tokens of the sequence, and is left out")
             }
             SelectionFault::Twice { block } => write!(f, "block {block} is there twice, and counts twice"),
             SelectionFault::Behind { block } => {
-                write!(f, "block {block} stands behind an entry below 0, and may be left out; blocks come first")
+                write!(f, "block {block} stands after an entry below 0, and may be left out; give the blocks first")
             }
         }
     }
@@ -156,8 +157,7 @@ impl NsaSelectedProblem {
     }
 
     /// The first entry by which a row of a sequence of `tokens` tokens attends to others than its list seems to say.
-    /// That a row does not see the last of them yet, and a block is cut, is what the operator is for. `seen` is memory
-    /// for the search.
+    /// A block that the row sees only a part of is no fault. `seen` is memory for the search.
     pub fn fault(&self, list: &[i64], tokens: usize, seen: &mut Vec<bool>) -> Option<SelectionFault> {
         let blocks = tokens.div_ceil(self.select.max(1));
         seen.clear();

@@ -36,7 +36,7 @@ sequence_rules! {
     {
         COUNT = "quant_indexer.count", TILING_ERROR, V1, "QuantLightningIndexer tiling, sparseCount",
             "sparseCount is 1 to 2048, for HIFLOAT8 2048",
-            "choose as many keys as the operator can";
+            "choose at most 2048 keys, with HIFLOAT8 just 2048";
         QUANT_MODES = "quant_indexer.quant_modes", TILING_ERROR, V1, "QuantLightningIndexer tiling, quantisation",
             "queryQuantMode and keyQuantMode are 0",
             "pass 0, and a scale for each head of each row and for each key";
@@ -44,7 +44,8 @@ sequence_rules! {
     {
         HEAD_DIM = "quant_indexer.head_dim", TILING_ERROR, V1, "QuantLightningIndexer tiling, heads",
             "heads have 128 dimensions, and keys one head",
-            "use the operator for indexers of this shape alone";
+            "fill heads of fewer dimensions up to 128 with zeros; longer ones, and keys of several heads, have no operator: "
+            "choose their keys on the host";
         HEADS = "quant_indexer.heads", TILING_ERROR, V1, "QuantLightningIndexer tiling, heads",
             "there are 64 query heads, from 9.1 on 1 to 64, on Ascend 950 24 or 64, from 9.1 on 8, 16, 24, 32 or 64",
             "fill queries, weights and scales up to such a number of heads with zeros, which count nothing; the "

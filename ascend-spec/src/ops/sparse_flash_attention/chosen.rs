@@ -20,11 +20,11 @@ pub struct EntryFault {
 pub enum EntryFaultKind {
     /// It is below -1.
     Negative,
-    /// Its block begins behind the keys that the row may read, of which there are this many.
+    /// Its block begins past the keys that the row may read, whose number this is.
     Beyond(usize),
     /// The row named its block before.
     Twice,
-    /// It is behind the last entry that the row reads.
+    /// It stands after the last entry that the row reads.
     Unread,
 }
 
@@ -35,11 +35,11 @@ impl fmt::Display for EntryFault {
         match kind {
             EntryFaultKind::Negative => f.write_str(", allowed: blocks, and -1 after the last"),
             EntryFaultKind::Beyond(keys) => {
-                write!(f, ", which begins behind the {keys} keys that the row may read, and is left out")
+                write!(f, ", which begins past the {keys} keys that the row may read, and is left out")
             }
             EntryFaultKind::Twice => f.write_str(" again, whose keys count twice"),
             EntryFaultKind::Unread => f.write_str(
-                ", which is not read: it is behind the first -1 or behind as many entries as there are blocks",
+                ", which is not read: a row reads entries up to the first -1, and no more than it has blocks to read",
             ),
         }
     }

@@ -138,7 +138,7 @@ impl SparseFlashCall<'_> {
         let query = self.query?;
         let out = TensorDesc::packed(query.dtype, query.shape);
         let softmax = match self.return_softmax_lse {
-            true => Dims::new(&softmax_shape(&query)?)?,
+            true => softmax_shape(&query)?,
             false => Dims::of([0]),
         };
         let softmax = TensorDesc::packed(Float, softmax);
@@ -148,7 +148,10 @@ impl SparseFlashCall<'_> {
 
 /// Shape of the softmax outputs: that of the queries without their elements, with an axis for the key head before the
 /// rows.
-fn softmax_shape(query: &TensorDesc) -> Option<Vec<i64>> {
-    let (outer, inner) = query.shape.split_at_checked(query.shape.rank().checked_sub(3)?)?;
-    Some([outer, &[1], &inner[..2]].concat())
+fn softmax_shape(query: &TensorDesc) -> Option<Dims> {
+    match query.shape[..] {
+        [rows, heads, _] => Some(Dims::of([1, rows, heads])),
+        [batch, rows, heads, _] => Some(Dims::of([batch, 1, rows, heads])),
+        _ => None,
+    }
 }

@@ -47,7 +47,7 @@ impl WalkedTensors<SparseFlashCall<'_>> for SparseFlashProblem {
         match parameter {
             _ if self.is_idle() => None,
             Parameter::SoftmaxMax | Parameter::SoftmaxSum if !self.softmax => None,
-            Parameter::SoftmaxMax | Parameter::SoftmaxSum => Dims::new(&softmax_shape(call.query.as_ref()?)?),
+            Parameter::SoftmaxMax | Parameter::SoftmaxSum => softmax_shape(call.query.as_ref()?),
             Parameter::Key if self.sequences.key.layout == TokenLayout::PaBsnd => Some(desc.shape.with(3, DIM)),
             _ => Some(desc.shape),
         }

@@ -58,10 +58,11 @@ latent_rules! {
     {
         HEAD_DIM = "sparse_flash.head_dim", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
             "queries and keys have 512 elements, and keys one head",
-            "use the operator for latent attention of this shape alone";
+            "fill shorter rows up to 512 elements with zeros; for longer ones, and keys of several heads, attend by "
+            "FusedInferAttentionScore";
         HEADS = "sparse_flash.heads", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
             "there are 1 to 128 query heads, on Atlas A2 and A3 a power of two",
-            "attend with as many heads, filled up or divided over calls";
+            "fill query heads up to such a number with zeros, or divide them over calls";
         QUERY_ROPE = "sparse_flash.query_rope", TILING_ERROR, V1, "SparseFlashAttention tiling, queryRope",
             "queryRope has the shape of query with 64 elements",
             "give the rotary part of each query";
@@ -77,12 +78,12 @@ latent_rules! {
             "give a number for each query head";
         SOFTMAX_SHAPE = "sparse_flash.softmax_shape", TILING_ERROR, V1,
             "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::ALL.since(V9_0).since_on_950(V9_1),
-            "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1]",
+            "with returnSoftmaxLse softmaxMax and softmaxSum are [B, 1, S1, N1] or [1, T1, N1]",
             "give room for the maximum and the sum of each row and head";
         SOFTMAX_ROOM = "sparse_flash.softmax_room",
             Overrun("a number is written for each row and head, whatever room there is"), V1,
             "SparseFlashAttention tiling, softmaxMax and softmaxSum" in Scope::A2_A3.since(V8_5).until(V8_5),
-            "softmaxMax and softmaxSum are with returnSoftmaxLse [B, 1, S1, N1] or [1, T1, N1] in 8.5 too, which "
+            "with returnSoftmaxLse softmaxMax and softmaxSum are [B, 1, S1, N1] or [1, T1, N1] in 8.5 too, which "
             "does not look at them",
             "give room for the maximum and the sum of each row and head";
         PAGED_DIM = "sparse_flash.paged_dim", Overrun("512 elements of each key are read"), V1,
@@ -100,6 +101,7 @@ pub(crate) fn largest_divisor(numbers: &[i64], block_size: usize) -> usize {
     let divides = |number: &usize| block_size.is_multiple_of(*number);
     numbers.iter().rev().map(|number| *number as usize).find(divides).unwrap_or(1)
 }
+
 /// Largest number of query heads on Ascend 950.
 const MOST_HEADS: i64 = 128;
 
@@ -117,7 +119,7 @@ impl SparseFlashCall<'_> {
     /// Checks the call against the contract of the operator on `target`, and resolves it. The contents of lengths,
     /// table and indices are not checked.
     ///
-    /// Allocates nothing unless it refuses or returns softmax outputs.
+    /// Allocates nothing unless it refuses.
     ///
     /// # Errors
     /// [`Violation`] by the first broken rule.
@@ -181,7 +183,7 @@ impl SparseFlashCall<'_> {
             for (name, desc) in self.softmax() {
                 if let (Some(room), Some(desc)) = (&room, desc) {
                     let fits = desc.shape[..] == room[..] || !SOFTMAX_ROOM.scope.holds(target);
-                    lint!(report, fits, SOFTMAX_ROOM, format_args!("{name} {}", desc.shape), format_args!("{room:?}"));
+                    lint!(report, fits, SOFTMAX_ROOM, format_args!("{name} {}", desc.shape), room);
                 }
             }
             LATENT.scale_and_lists(self.scale, &indices, report);
@@ -202,7 +204,8 @@ impl SparseFlashCall<'_> {
     }
 
     fn required(&self, version: Version, target: Target) -> Result<Given, Violation> {
-        let generated = target.cann < V9_0;
+        // The function of 8.5 asks for every tensor, used or not.
+        let asks_for_all = target.cann < V9_0;
         let query = REQUIRED.requires(self.query, "query")?;
         let key = REQUIRED.requires(self.key, "key")?;
         if target.cann < V9_1 {
@@ -211,12 +214,12 @@ impl SparseFlashCall<'_> {
         let indices = REQUIRED.requires(self.sparse_indices, "sparseIndices")?;
         let out = REQUIRED.requires(self.attention_out, "attentionOut")?;
         let missing = self.softmax().map(|(_, desc)| desc.is_none());
-        let given = generated || self.return_softmax_lse || missing != [true; 2];
+        let given = asks_for_all || self.return_softmax_lse || missing != [true; 2];
         let (neither, allowed) = ("neither", "two tensors, which may be empty");
         require!(given || version != Version::V1, NO_SOFTMAX, neither, allowed);
         require!(given || version == Version::V1, NO_SOFTMAX_V2, neither, allowed);
         for (name, desc) in self.softmax() {
-            match self.return_softmax_lse && !generated {
+            match self.return_softmax_lse && !asks_for_all {
                 true => SOFTMAX.requires(desc, name)?,
                 false => REQUIRED.requires(desc, name)?,
             };
@@ -291,8 +294,7 @@ impl SparseFlashCall<'_> {
         if let Some(sinks) = &self.sinks {
             shaped(&SINKS_SHAPE, "sinks", sinks, &head[..1], &[])?;
         }
-        if self.return_softmax_lse && target.cann >= V9_0 {
-            let shape = softmax_shape(query).unwrap_or_default();
+        if let Some(shape) = softmax_shape(query).filter(|_| self.return_softmax_lse && target.cann >= V9_0) {
             for (name, desc) in self.softmax() {
                 if let Some(desc) = desc {
                     shaped(&SOFTMAX_SHAPE, name, &desc, &shape, &[])?;
