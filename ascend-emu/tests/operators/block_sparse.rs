@@ -1,6 +1,7 @@
 //! BlockSparseAttention through its C functions: the blocks that rows see, and masks that say other than they do.
 
 use crate::bench::*;
+use crate::found::has_found;
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_sys::bindings::{aclDataType, aclOpExecutor, aclTensor, aclrtStream};
@@ -131,13 +132,6 @@ fn rows_attend_to_the_blocks_of_their_mask() {
     let want = [128.0f32, 128.0, 72.0, 100.0].map(f32::ln);
     let near = lse.iter().zip(want).all(|(got, want)| (got - want).abs() < 1e-5);
     assert!(near, "{lse:?}");
-}
-
-/// Whether the findings from number `seen` on have one of this kind with this text.
-fn has_found(seen: usize, kind: FindingKind, text: &str) -> bool {
-    let found = findings();
-    let mut found = found[seen..].iter();
-    found.any(|finding| finding.kind == kind && finding.message.contains(text))
 }
 
 #[test]

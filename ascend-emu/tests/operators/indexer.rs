@@ -2,7 +2,7 @@
 //! lead outside of tensors.
 
 use crate::bench::*;
-use crate::found::assert_found;
+use crate::found::{assert_found, has_found};
 use ascend_emu::abi::*;
 use ascend_emu::{Check, FindingKind, check_scope, findings};
 use ascend_sys::bindings::{aclDataType, aclOpExecutor, aclTensor, aclrtStream};
@@ -149,6 +149,25 @@ fn rows_choose_the_best_keys_up_to_their_position() {
         ok(indexer.run(stream));
         let want = [[19, 18, 17], [-1; COUNT], [0, -1, -1], [OLD; COUNT]];
         assert_eq!(download::<i32>(indexer.indices, ROWS * COUNT), want.concat(), "{quantised}");
+    }
+}
+
+#[test]
+fn rows_after_the_last_sequence_stay_unwritten() {
+    let _bench = Bench::new();
+    let stream = stream();
+    for quantised in [false, true] {
+        let mut indexer = Indexer::new(quantised, [1, 3], [20, 1], TABLE);
+        indexer.indices = malloc(ROWS * COUNT * size_of::<i32>());
+        indexer.tensors[8] = tensor(INT32, &[ROWS as i64, 1, COUNT as i64], indexer.indices);
+        ok(indexer.run(stream));
+        let seen = findings().len();
+        let unwritten = || has_found(seen, FindingKind::UnwrittenCopy, "");
+        let _ = download::<i32>(indexer.indices, 3 * COUNT);
+        assert!(!unwritten(), "{quantised}: {:?}", &findings()[seen..]);
+        let last = indexer.indices.cast::<i32>().wrapping_add(3 * COUNT);
+        let _ = download::<i32>(last.cast(), COUNT);
+        assert!(unwritten(), "{quantised}");
     }
 }
 

@@ -212,7 +212,7 @@ fn numbers_and_lists_that_mislead_are_found_and_fail_in_strict_mode() {
         (block, "block 4 in column 1 of sequence 0", [1, 3], [20, 20], [3, 4, 2, 0], NONE),
         (twice, "row 0 of sequence 0: entry 1 names block 4 again", [1, 3], [20, 20], TABLE, [4, 4, -1]),
         (skipped, "entry 2 names block 4, which is not read", [1, 3], [20, 20], TABLE, [5, -1, 4]),
-        (skipped, "entry 0 names block 20, which begins behind the 20 keys", [1, 3], [20, 20], TABLE, [20, 1, 2]),
+        (skipped, "entry 0 names block 20, which begins past the 20 keys", [1, 3], [20, 20], TABLE, [20, 1, 2]),
         (skipped, "sparseIndices: row 0 of sequence 0: entry 1 names block -2", [1, 3], [20, 20], TABLE, [0, -2, -1]),
     ] {
         for form in FORMS {

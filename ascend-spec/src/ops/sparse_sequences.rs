@@ -239,7 +239,7 @@ macro_rules! sequence_rules {
                 "lengths have an element for each sequence, and are given for TND and for keys in a paged cache",
                 "give a number for each sequence";
             BATCH = $id ".batch", TILING_ERROR, V1, $operator " tiling, batch",
-                "query and key have as many sequences",
+                "query and key have the same number of sequences",
                 "make both from the same batch";
             BLOCK_SIZE = $id ".block_size", TILING_ERROR, V1, $operator " tiling, block size",
                 "a cache has at least one block, of 16 to 1024 keys, a multiple of 16" $multiples,

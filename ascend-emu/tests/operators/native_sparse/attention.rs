@@ -425,9 +425,9 @@ fn lists_and_blocks_that_say_something_else_are_found() {
     drop(strict);
     let (skipped, twice) = (FindingKind::SkippedEntry, FindingKind::RepeatedBlock);
     for (lists, table, kind, text) in [
-        ([list, list, [0, 5, 4, 3], list], table, skipped, "row 1 of sequence 0, key head 0: block 5 begins behind"),
+        ([list, list, [0, 5, 4, 3], list], table, skipped, "row 1 of sequence 0, key head 0: block 5 begins past"),
         ([list, [0, 4, 4, -1], list, list], table, twice, "key head 1: block 4 is there twice"),
-        ([[0, -1, 4, 3], list, list, list], table, skipped, "block 4 stands behind an entry below 0"),
+        ([[0, -1, 4, 3], list, list, list], table, skipped, "block 4 stands after an entry below 0"),
         ([list, [0, 4, -1, -1], list, list], table, skipped, "key head 1: another number of blocks than key head 0"),
         ([list, list, list, [0, 4, 1, -1]], table, skipped, "row 1 of sequence 0, key head 1: another number"),
         ([list; 4], [4, 3, 5, 1, 0], FindingKind::BlockTable, "blockTable: block 5 in column 2 of sequence 0"),

@@ -134,7 +134,7 @@ impl BlockSparseProblem {
         })
     }
 
-    /// Checks that the mask of the call, whose problem this is, names no block behind the keys of a sequence. `None` is
+    /// Checks that the mask of the call, whose problem this is, names no block past the keys of a sequence. `None` is
     /// a mask whose bytes are not known.
     ///
     /// # Errors

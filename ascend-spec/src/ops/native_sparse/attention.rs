@@ -39,7 +39,7 @@ macro_rules! nsa_attention_rules {
                 "query has the axes of its layout, key and value are " $cache ", and blockTable is [B, columns]",
                 "describe the tensor with as many axes";
             BATCH = $id ".batch", $batch_status, V1, $operator " documentation, batch",
-                "query, blockTable and lengths have as many sequences, " $batch,
+                "query, blockTable and lengths have the same number of sequences, " $batch,
                 "make all of them from the same batch, and divide a larger one over calls";
             ROWS = $id ".rows", INNER_NULLPTR, V1, $operator " tiling, actualQSeqLen",
                 "each sequence has 1 to 4 query rows, and those of TND are together the rows of query",
