@@ -4,6 +4,7 @@ Run by torchrun with the name of a program, this file is one rank of it.
 """
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -236,6 +237,8 @@ def killed(rank, size):
     tensor = torch.ones(3).npu()
     dist.all_reduce(tensor)
     torch.npu.synchronize()
+    # torchrun ends the ranks that are left as soon as one is gone, on a busy machine before they are told.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if rank == 1:
         os.abort()
     told(rank, lambda: dist.all_reduce(tensor))
