@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | attention | 8 rows, each to 2048 keys of its own 32k | the same rows over 2048 contiguous keys, by latent attention |
 //! | indexer | the scores of 1, 8 and 128 rows and 32k keys, and the best 2048 | what the machine multiplies and adds |
+//! | block-sparse | 32k rows of one head over 32k keys | one block of keys in ten for each block of rows |
 //!
 //! Both of a pair run in turns, and the median of the ratios is printed, so that a machine whose speed changes tells
 //! the same.
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use ascend_attention::attention::{BlockTable, Inputs};
+use ascend_attention::block_sparse::{BlockMask, BlockSparseAttention};
 use ascend_attention::indexer::LightningIndexer;
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::sparse_flash::SparseFlashAttention;
@@ -38,7 +40,8 @@ fn main() -> ExitCode {
 fn run(pairs: usize) -> Result<()> {
     let stream = Runtime::emulated()?.device(0)?.stream()?;
     attention(&stream, pairs)?;
-    [1, 8, 128].iter().try_for_each(|rows| indexer(&stream, *rows, pairs))
+    [1, 8, 128].iter().try_for_each(|rows| indexer(&stream, *rows, pairs))?;
+    block_sparse(&stream, pairs)
 }
 
 fn attention(stream: &Stream, pairs: usize) -> Result<()> {
@@ -112,5 +115,30 @@ fn indexer(stream: &Stream, rows: usize, pairs: usize) -> Result<()> {
         measured.push([operations / of_call / 1e9, rates.iter().sum::<f64>() / 1e9]);
     }
     report(&format!("indexer, {rows} rows"), ["GFLOP/s", "of the machine"], &measured[1..]);
+    Ok(())
+}
+
+fn block_sparse(stream: &Stream, pairs: usize) -> Result<()> {
+    // Dense attention over all keys takes seconds: as a test it is over few.
+    let tokens = if pairs > 1 { KEYS } else { 16 * BLOCK };
+    let blocks = tokens / BLOCK;
+    let scale = 1.0 / 128f64.sqrt();
+    let tensor = || numbers(stream, &[1, 1, tokens, 128], f16::from_f32);
+    let [query, key, value] = [tensor()?, tensor()?, tensor()?];
+    let shown = |row: usize, keys: usize| i8::from((3 * row + 7 * keys).is_multiple_of(10));
+    let mask: Vec<i8> = (0..blocks).flat_map(|row| (0..blocks).map(move |keys| shown(row, keys))).collect();
+    let mask = BlockMask::upload(stream, &mask, [1, 1, blocks, blocks])?;
+    let sparse = (&query, &key, &value, &mask);
+    let sparse_plan = BlockSparseAttention::new(Layout::Bnsd, scale).plan(sparse)?;
+    let dense = Inputs::new(&query, &key, &value);
+    let dense_plan = FusedInferAttention::new(Layout::Bnsd).heads(1).kv_heads(1).scale(scale).plan(dense)?;
+    let mut measured = Vec::new();
+    for _ in 0..=pairs.min(5) {
+        measured.push([
+            1e3 * seconds(stream, || dense_plan.launch(stream, dense).map(drop))?,
+            1e3 * seconds(stream, || sparse_plan.launch(stream, sparse).map(drop))?,
+        ]);
+    }
+    report("block-sparse", ["ms of all blocks", "ms of one in ten"], &measured[1..]);
     Ok(())
 }
