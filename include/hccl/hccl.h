@@ -8,9 +8,8 @@
 #ifndef ASCEND_ATTENTION_HCCL_HCCL_H_
 #define ASCEND_ATTENTION_HCCL_HCCL_H_
 
+#include "acl/acl.h"
 #include "hccl/hccl_types.h"
-
-#include "acl/acl_base.h"
 
 #ifdef __cplusplus
 extern "C" {
