@@ -1,6 +1,6 @@
 //! `ascend-attn ranks`: both sides agree, the bytes are counted, and what cannot be divided is refused.
 
-use super::{command, text};
+use super::{command, program, text};
 
 use serde_json::Value;
 
@@ -53,11 +53,12 @@ fn a_step_is_drawn_with_a_row_for_each_rank() {
 
 #[test]
 fn costs_on_paper_are_tables_and_objects_of_one_model() {
-    let printed = command("costs", &["--ranks", "1,8,1024"]).output().unwrap();
+    let costs = |arguments: &[&str]| program().arg("costs").args(arguments).output();
+    let printed = costs(&["--ranks", "1,8,1024"]).unwrap();
     assert_eq!(printed.status.code(), Some(0), "{}", text(&printed.stderr));
     let rows = text(&printed.stdout).lines().filter(|line| line.starts_with("| 1024 |") || line.starts_with("| 1 |"));
     assert_eq!(rows.count(), 4, "{}", text(&printed.stdout));
-    let output = command("costs", &["--ranks", "1,8,1024", "--json"]).output().unwrap();
+    let output = costs(&["--ranks", "1,8,1024", "--json"]).unwrap();
     let all: Value = serde_json::from_str(text(&output.stdout)).unwrap();
     for (machine, costs) in all.as_object().unwrap() {
         let of = |kind: &str, at: usize, division: &str| costs[kind][at][division].clone();
@@ -68,7 +69,7 @@ fn costs_on_paper_are_tables_and_objects_of_one_model() {
         assert_eq!(bytes("TP"), 128.0 * bytes("DCP"), "{machine}");
         assert_eq!(of("prompt", 0, "ring")["seconds"]["exchange"], 0.0, "{machine}");
     }
-    assert_eq!(command("costs", &["--ranks", "0"]).output().unwrap().status.code(), Some(2));
+    assert_eq!(costs(&["--ranks", "0"]).unwrap().status.code(), Some(2));
 }
 
 #[test]

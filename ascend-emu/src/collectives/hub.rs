@@ -74,7 +74,9 @@ fn accept(socket: &UnixListener, hub: &Arc<Hub>) {
             match wait_for(socket.as_fd(), libc::POLLIN, None, Some(left)) {
                 Ok(Came::Nothing) if join::expire(hub.number) => return,
                 Ok(Came::Nothing) => expiry = None,
-                _ => {}
+                Ok(_) => {}
+                // A signal.
+                Err(_) => continue,
             }
         }
         let stream = match socket.accept() {

@@ -48,13 +48,21 @@ impl Peer {
         }
         // SAFETY: the call takes two numbers.
         let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, peer.pid, 0) };
-        match i32::try_from(descriptor) {
+        let ended = match i32::try_from(descriptor) {
             // SAFETY: the descriptor was just opened, and nothing else has it.
-            Ok(descriptor) if descriptor >= 0 => Ok(Peer { ended: Some(unsafe { OwnedFd::from_raw_fd(descriptor) }) }),
+            Ok(descriptor) if descriptor >= 0 => Some(unsafe { OwnedFd::from_raw_fd(descriptor) }),
             _ => match io::Error::last_os_error() {
-                error if error.raw_os_error() == Some(libc::ESRCH) => Err(io::ErrorKind::ConnectionRefused.into()),
-                _ => Ok(Peer { ended: None }),
+                error if error.raw_os_error() == Some(libc::ESRCH) => {
+                    return Err(io::ErrorKind::ConnectionRefused.into());
+                }
+                _ => None,
             },
+        };
+        let peer = Peer { ended };
+        // One that has ended has a number until its parent asks for it.
+        match peer.wait(stream.as_fd(), 0, Some(Duration::ZERO)) {
+            Ok(Came::End) => Err(io::ErrorKind::ConnectionRefused.into()),
+            _ => Ok(peer),
         }
     }
 

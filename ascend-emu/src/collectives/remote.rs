@@ -206,8 +206,8 @@ impl Remote {
             Some(socket) => socket,
             None => {
                 let numbers = vec![self.number, self.rank as u64];
-                let shaken = self.host.handshake(Verb::Attach, numbers, [""; 2], self.limit);
-                shaken.map_err(|error| fault(self.lost(&error)))?.0
+                let attached = self.host.handshake(Verb::Attach, numbers, [""; 2], self.limit);
+                attached.map_err(|error| fault(self.lost(&error)))?.0
             }
         };
         let aborted = Cell::new(None);
