@@ -1,7 +1,7 @@
 //! Processes that are killed: every rank is told, soon, whose it was. And root information that no rank joins by.
 
 use crate::processes::{SOON, all_reduce};
-use crate::team::{Team, awaited, sockets_of};
+use crate::team::{Team, awaited, sockets_of, temporary};
 use crate::*;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -82,7 +82,12 @@ fn forks_and_is_killed(test: &str, killed: u32, parts: &[&str]) {
         let memory = Memory::new(64);
         fine(all_reduce(one, 8, &memory));
         one.sync();
+        let synced = |rank: u32| temporary().join(format!("synced-{rank}"));
         if one.rank == killed {
+            // The others have the answers to their first calls.
+            for other in (0..3).filter(|other| *other != killed) {
+                awaited("the other ranks", || synced(other).exists().then_some(()));
+            }
             // SAFETY: the child makes system calls and nothing else.
             unsafe {
                 if libc::fork() == 0 {
@@ -97,6 +102,7 @@ fn forks_and_is_killed(test: &str, killed: u32, parts: &[&str]) {
             }
             std::process::abort();
         }
+        std::fs::write(synced(one.rank), []).unwrap();
         let begun = Instant::now();
         // More than a socket holds, so that no end is found by the first bytes.
         let large = Memory::new(4 << 20);
