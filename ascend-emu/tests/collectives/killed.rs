@@ -1,7 +1,7 @@
 //! Processes that are killed: every rank is told, soon, whose it was. And root information that no rank joins by.
 
 use crate::processes::{SOON, all_reduce};
-use crate::team::{Team, awaited, sockets_of, temporary};
+use crate::team::{Team, awaited, sockets_of};
 use crate::*;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -82,7 +82,7 @@ fn forks_and_is_killed(test: &str, killed: u32, parts: &[&str]) {
         let memory = Memory::new(64);
         fine(all_reduce(one, 8, &memory));
         one.sync();
-        let synced = |rank: u32| temporary().join(format!("synced-{rank}"));
+        let synced = |rank: u32| std::env::temp_dir().join(format!("synced-{rank}"));
         if one.rank == killed {
             // The others have the answers to their first calls.
             for other in (0..3).filter(|other| *other != killed) {
