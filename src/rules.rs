@@ -48,6 +48,8 @@ ascend_spec::library_rules! {
     COLLECTIVE_MESSAGES = "collective.messages",
         "a batch has messages, and a rank receives in it what it sends to itself",
         "give each message to this rank itself its pair, or leave both out";
+    COLLECTIVE_LEFT = "collective.left", "a rank that has left its communicator makes no more calls",
+        "make communicators anew on all ranks, and capture the graph again";
     GRAPH_FAILED = "graph.failed", "a graph whose replay could not be ordered is not replayed again",
         "capture the graph again";
 }

@@ -5,8 +5,8 @@
 
 use ascend_attention::comm::{Communicator, Message, Reduction, RootInfo};
 use ascend_attention::rules::{
-    ARGUMENT_DEVICE, ARGUMENT_MEMORY, ARGUMENT_VALUE, COLLECTIVE_DEVICES, COLLECTIVE_LENGTH, COLLECTIVE_MESSAGES,
-    COLLECTIVE_RANK, COLLECTIVE_TYPE,
+    ARGUMENT_DEVICE, ARGUMENT_MEMORY, ARGUMENT_VALUE, COLLECTIVE_DEVICES, COLLECTIVE_LEFT, COLLECTIVE_LENGTH,
+    COLLECTIVE_MESSAGES, COLLECTIVE_RANK, COLLECTIVE_TYPE,
 };
 use ascend_attention::{Element, Error, Graph, Result, Stream, Tensor, bf16, f16};
 use ascend_testing::harness;
@@ -343,5 +343,82 @@ fn a_refused_call_fails_the_capture_and_none_is_queued_beside_it() {
         assert_eq!(rank.calls(), 0);
         rank.all_reduce(stream, &a, &b, Reduction::Sum).unwrap();
         assert_eq!(b.download(stream).unwrap(), [2.0; 8]);
+    });
+}
+
+/// A graph keeps the rank whose calls it has captured, unless the rank leaves.
+#[test]
+fn a_rank_leaves_though_a_graph_has_its_calls() {
+    if harness::not_on_npu("hardware waits for half an hour") {
+        return;
+    }
+    let begun = std::time::Instant::now();
+    as_ranks(3, |mut rank| {
+        let (me, stream) = (rank.rank(), rank.device().stream().unwrap());
+        let (device, sum) = (rank.device().clone(), upload(&stream, &[1f32; 4]));
+        let (mut graph, ()) =
+            Graph::capture(&device, sum, |capture, sum| rank.all_reduce_in_place(capture, sum, Reduction::Sum))
+                .unwrap();
+        graph.launch(&stream, graph.update()).unwrap();
+        assert_eq!(graph.buffers().download(&stream).unwrap(), [3.0; 4]);
+        if me == 1 {
+            rank.leave().unwrap();
+            for _ in 0..2 {
+                let refused = graph.launch(&stream, graph.update()).unwrap_err();
+                assert!(refused.breaks(&COLLECTIVE_LEFT) && refused.to_string().contains("rank 1"), "{refused}");
+            }
+            // The stream and the buffers go on without the rank.
+            assert_eq!(graph.buffers().download(&stream).unwrap(), [3.0; 4]);
+        } else {
+            let told = graph.launch(&stream, graph.update()).and_then(|()| stream.synchronize());
+            let told = told.unwrap_err().to_string();
+            assert!(told.contains("rank 1") && told.contains("was destroyed"), "{told}");
+        }
+    });
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+/// A replay on one thread and a call on another are queued one after the other: what the rank calls next comes behind
+/// both, whatever stream it is on.
+#[test]
+fn replays_and_calls_of_two_threads_have_one_order() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(2, |mut rank| {
+        let [stream, other] = [(); 2].map(|()| rank.device().stream().unwrap());
+        let device = rank.device().clone();
+        let (mut graph, ()) = Graph::capture(&device, upload(&stream, &[1f32; 4]), |capture, sum| {
+            rank.all_reduce_in_place(capture, sum, Reduction::Max)
+        })
+        .unwrap();
+        let (own, large) = (upload(&other, &[1f32; 4]), upload(&other, &vec![0u8; 1 << 22]));
+        let copy = empty::<u8>(&rank, 1 << 22);
+        let (both, errors) = (std::sync::Barrier::new(2), std::sync::Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            let (graph, stream, both, errors) = (&mut graph, &stream, &both, &errors);
+            scope.spawn(move || {
+                for _ in 0..3000 {
+                    both.wait();
+                    let launched = graph.launch(stream, graph.update());
+                    both.wait();
+                    launched.unwrap_or_else(|error| errors.lock().unwrap().push(error));
+                }
+            });
+            for _ in 0..3000 {
+                // The call comes late on its stream.
+                let copied = copy.copy_from(&other, &large);
+                both.wait();
+                let called = copied.and_then(|()| rank.all_reduce_in_place(&other, &own, Reduction::Max));
+                both.wait();
+                let called = called.and_then(|()| rank.barrier(stream));
+                called.unwrap_or_else(|error| errors.lock().unwrap().push(error));
+            }
+        });
+        let errors = errors.into_inner().unwrap();
+        assert!(errors.is_empty(), "{}", errors[0]);
+        stream.synchronize().unwrap();
+        other.synchronize().unwrap();
+        assert_eq!(own.download(&other).unwrap(), [1.0; 4]);
     });
 }

@@ -7,6 +7,7 @@ mod bench;
 mod check;
 mod determinism;
 mod doctor;
+mod drawing;
 mod explain;
 mod installation;
 mod mask;
@@ -50,6 +51,7 @@ struct Arguments {
 enum Command {
     Run(replay::Arguments),
     Check(check::Arguments),
+    Costs(ranks::costs::Arguments),
     Backends(Box<backends::Arguments>),
     #[cfg(feature = "emulation")]
     Bench(bench::Arguments),
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
     let done = match arguments.command {
         Command::Run(arguments) => replay::run(&arguments, &mut output),
         Command::Check(arguments) => check::run(&arguments, &mut output),
+        Command::Costs(arguments) => ranks::costs::run(&arguments, &mut output),
         Command::Backends(arguments) => backends::run(&arguments, &mut output),
         #[cfg(feature = "emulation")]
         Command::Bench(arguments) => bench::run(&arguments, &mut output),

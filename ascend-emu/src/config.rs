@@ -109,6 +109,9 @@ impl FromStr for Lints {
 /// How long a rank waits for the others unless `ASCEND_EMU_COLLECTIVE_TIMEOUT` is set.
 const COLLECTIVE_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long root information is good without a rank unless `HCCL_CONNECT_TIMEOUT` is set.
+const CONNECT_LIMIT: Duration = Duration::from_secs(120);
+
 /// Largest number of devices that `ASCEND_EMU_DEVICES` may set.
 const MAX_DEVICES: u32 = 64;
 
@@ -132,6 +135,8 @@ pub(crate) struct Config {
     pub faults: Plan,
     /// How long a rank waits for the others of its communicator.
     pub collective_limit: Duration,
+    /// How long root information is good without a rank that joins by it.
+    pub connect_limit: Duration,
     /// The file that calls are appended to, if chosen.
     pub trace: Option<File>,
 }
@@ -233,6 +238,7 @@ impl Config {
             faults: faults.unwrap_or_default(),
             collective_limit: number("ASCEND_EMU_COLLECTIVE_TIMEOUT", 1, 7200)?
                 .map_or(COLLECTIVE_LIMIT, Duration::from_secs),
+            connect_limit: number("HCCL_CONNECT_TIMEOUT", 1, 7200)?.map_or(CONNECT_LIMIT, Duration::from_secs),
             trace,
         })
     }
@@ -251,6 +257,7 @@ impl Config {
                     poison: false,
                     faults: Plan::default(),
                     collective_limit: COLLECTIVE_LIMIT,
+                    connect_limit: CONNECT_LIMIT,
                     trace: None,
                 };
                 (config, Some(failure))

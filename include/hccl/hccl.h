@@ -8,9 +8,8 @@
 #ifndef ASCEND_ATTENTION_HCCL_HCCL_H_
 #define ASCEND_ATTENTION_HCCL_HCCL_H_
 
+#include "acl/acl.h"
 #include "hccl/hccl_types.h"
-
-#include "acl/acl_base.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -197,6 +196,21 @@ HcclResult HcclGroupStart(void);
 HcclResult HcclGroupEnd(void);
 
 #ifdef __cplusplus
+/*
+ * What C++ programs call and the emulation does not have: each says so by HCCL_E_NOT_SUPPORT. Ranks of a file, the end
+ * and the new beginning of a communicator's work, and memory that programs map for a communicator by themselves.
+ */
+HcclResult HcclCommInitClusterInfo(const char *clusterInfo, uint32_t rank, HcclComm *comm);
+HcclResult HcclCommInitClusterInfoConfig(
+    const char *clusterInfo, uint32_t rank, HcclCommConfig *config, HcclComm *comm);
+HcclResult HcclCommSuspend(HcclComm comm);
+HcclResult HcclCommResume(HcclComm comm);
+HcclResult HcclCommSetMemoryRange(HcclComm comm, void *baseVirPtr, size_t size, size_t alignment, uint64_t flags);
+HcclResult HcclCommUnsetMemoryRange(HcclComm comm, void *baseVirPtr);
+HcclResult HcclCommActivateCommMemory(
+    HcclComm comm, void *virPtr, size_t size, size_t offset, aclrtDrvMemHandle handle, uint64_t flags);
+HcclResult HcclCommDeactivateCommMemory(HcclComm comm, void *virPtr);
+
 }
 #endif
 

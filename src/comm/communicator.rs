@@ -1,6 +1,7 @@
 //! How a rank joins a communicator, and how it leaves.
 
 use std::fmt;
+use std::mem;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -64,9 +65,10 @@ impl fmt::Debug for RootInfo {
 ///
 /// Dropping it waits for the calls that it has queued, then ends this rank's part: a call that other ranks do not make
 /// is waited for until it fails. A [`Graph`](crate::Graph) that has captured calls keeps the rank in the communicator
-/// until it is dropped. On a thread that captures a graph, and where a stream cannot be waited for, the rank stays in
-/// the communicator until the process ends, which a log line says. After an [`Error::Hccl`], or a failure of a stream
-/// by a collective, drop it on all ranks and make another one.
+/// until it is dropped; [`leave`](Self::leave) ends its part whatever graphs there are. On a thread that captures a
+/// graph, and where a stream cannot be waited for, the rank stays in the communicator until the process ends, which a
+/// log line says. After an [`Error::Hccl`], or a failure of a stream by a collective, drop it on all ranks and make
+/// another one.
 ///
 /// # Threads
 /// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably. A call, or a replay of a
@@ -93,6 +95,8 @@ struct Uses {
     marks: Vec<StreamMark>,
     /// The end of the latest call, and its stream.
     latest: Option<(Event, StreamMark)>,
+    /// Whether the rank has left, and `raw` is destroyed.
+    left: bool,
 }
 
 // SAFETY: `raw` is a handle that this object alone owns. HCCL takes calls from any thread whose device is the
@@ -103,6 +107,16 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Uses {
+    /// Refuses work of a rank that has left.
+    fn admit(&self, rank: usize) -> Result<()> {
+        if self.left {
+            return Err(rules::COLLECTIVE_LEFT
+                .broken(format_args!("rank {rank}, which has left"), "ranks that take part in their communicator")
+                .into());
+        }
+        Ok(())
+    }
+
     /// Lets work that is queued on a stream from now on wait for the latest call: HCCL matches the calls of ranks by
     /// their order, which two streams do not keep.
     fn precede(&self, stream: &Stream) -> Result<()> {
@@ -135,14 +149,35 @@ impl Uses {
 }
 
 impl ReplayedObject for Handle {
-    fn precede(&self, stream: &Stream) -> Result<()> {
-        lock(&self.uses).precede(stream)
-    }
-
-    fn replayed(&self, stream: &Stream) -> Result<()> {
+    fn replay(&self, stream: &Stream, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let mut uses = lock(&self.uses);
+        uses.admit(self.rank)?;
+        uses.precede(stream)?;
+        let launched = launch();
         uses.note(stream);
-        uses.finish(stream)
+        launched.and(uses.finish(stream))
+    }
+}
+
+impl Handle {
+    /// Waits for the calls of the rank, and ends its part in the communicator.
+    fn leave(&self, uses: &mut Uses) -> Result<()> {
+        for mark in &uses.marks {
+            // A fault of the work is for the stream's next synchronisation.
+            if !mark.latest().wait()? {
+                let given = format_args!("rank {}, whose calls are not known to be over", self.rank);
+                return Err(Error::invalid("rank", given, "ranks whose streams can be waited for")
+                    .fix("the rank stays in its communicator until the process ends"));
+            }
+        }
+        let api = self.device.context().bind()?;
+        // Graphs of its calls that were dropped end first, since their last replays are over.
+        self.device.context().sweep();
+        uses.left = true;
+        // SAFETY: this object owns the communicator, and destroys it once, since the rank has not left before; its work
+        // is over, as was waited for, and replays of its calls are refused from now on.
+        let result = unsafe { api.HcclCommDestroy()?(self.raw) };
+        hccl_error(api, "HcclCommDestroy", (Some(self.rank), None), result)
     }
 }
 
@@ -220,6 +255,21 @@ impl Communicator {
         &self.handle.device
     }
 
+    /// Ends this rank's part now, also where graphs have captured calls of it: their replays are refused from then on.
+    /// Other ranks that wait for this one are told at once on the emulation, and after HCCL's limit on hardware. Waits
+    /// for the calls that the rank has queued. On hardware drop such graphs first: HCCL wants graphs destroyed before
+    /// their communicators.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`] on a thread that captures a graph, and [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE) where a
+    /// stream cannot be waited for: the rank stays until its last graph is dropped; [`Error::Hccl`].
+    #[doc(alias = "HcclCommDestroy")]
+    pub fn leave(self) -> Result<()> {
+        self.handle.leave(&mut lock(&self.handle.uses))
+    }
+
     /// The number of calls that this rank has made, by which errors name a call: from 1 on.
     pub fn calls(&self) -> u64 {
         self.calls
@@ -273,23 +323,12 @@ pub(super) fn rank_of(argument: &'static str, rank: usize, size: usize) -> Resul
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // A fault of the work is for the stream's next synchronisation.
-        let is_over = |mark: &StreamMark| matches!(mark.latest().wait(), Ok(true));
-        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !uses.marks.iter().all(is_over) {
-            tracing::error!("rank {} stays in its communicator: its calls are not known to be over", self.rank);
+        let mut uses = mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if uses.left {
             return;
         }
-        // Graphs of its calls, whose last replays are over, end first.
-        self.device.context().sweep();
-        let destroy = || -> Result<()> {
-            let api = self.device.context().bind()?;
-            // SAFETY: this object owns the communicator, and destroys it once; its work is over, as was waited for.
-            let result = unsafe { api.HcclCommDestroy()?(self.raw) };
-            hccl_error(api, "HcclCommDestroy", (Some(self.rank), None), result)
-        };
-        if let Err(error) = destroy() {
-            tracing::error!("rank {} cannot leave its communicator: {error}", self.rank);
+        if let Err(error) = self.leave(&mut uses) {
+            tracing::error!("rank {} stays in its communicator: {error}", self.rank);
         }
     }
 }

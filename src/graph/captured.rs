@@ -58,7 +58,9 @@ impl<B> Graph<B> {
         let value = outcome?;
         let captured = capturing.finish()?;
         let graph = graph?;
-        let Captured { calls, launches, checks, objects, kept, workspace: taken } = captured;
+        let Captured { calls, launches, checks, mut objects, kept, workspace: taken } = captured;
+        // Every graph takes the turns of its objects in one order, so that no two replays wait for each other.
+        objects.sort_by_key(|object| Arc::as_ptr(object).addr());
         *workspace = taken;
         let graph = Self {
             graph,
@@ -145,15 +147,14 @@ impl<B> Graph<B> {
                 return (None, Err(error));
             }
         }
-        if let Err(error) = self.objects.iter().try_for_each(|object| object.precede(stream)) {
-            return (None, Err(error));
-        }
-        // SAFETY: the graph's events and memory are marked below.
-        let (number, launched) = unsafe { self.graph.execute(stream) };
-        let mut noted = Ok(());
-        for object in &self.objects {
-            noted = noted.and(object.replayed(stream));
-        }
+        let mut executed = None;
+        let noted = in_turn(&self.objects, stream, &mut || {
+            // SAFETY: the graph's events and memory are marked below.
+            executed = Some(unsafe { self.graph.execute(stream) });
+        });
+        let Some((number, launched)) = executed else {
+            return (None, noted);
+        };
         for memory in &self.kept {
             memory.uses().mark(stream.progress(), number);
         }
@@ -192,6 +193,17 @@ impl<B> Graph<B> {
             outcome = outcome.and(recorded);
         }
         outcome
+    }
+}
+
+/// Queues a replay by `launch` in turn with the other work of objects, unless one of them refuses it.
+fn in_turn(objects: &[Arc<dyn ReplayedObject>], stream: &Stream, launch: &mut dyn FnMut()) -> Result<()> {
+    match objects.split_first() {
+        Some((object, others)) => object.replay(stream, &mut || in_turn(others, stream, launch)),
+        None => {
+            launch();
+            Ok(())
+        }
     }
 }
 

@@ -28,11 +28,9 @@ pub trait ReplayCheck: fmt::Debug + Send + Sync {
 
 /// What a graph keeps alive besides memory, and what is in order with its replays: a communicator.
 pub(crate) trait ReplayedObject: fmt::Debug + Send + Sync {
-    /// Orders what a stream runs from now on behind earlier work of the object.
-    fn precede(&self, stream: &Stream) -> Result<()>;
-
-    /// Takes note of a replay that was queued on a stream, or of a failure that may have queued one.
-    fn replayed(&self, stream: &Stream) -> Result<()>;
+    /// Queues a replay on a stream by `launch`, behind earlier work of the object. No other work of the object is queued
+    /// in between, so that all of it has one order. `launch` is not called if that cannot be done.
+    fn replay(&self, stream: &Stream, launch: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 }
 
 /// What launches need of a [`Queue`].

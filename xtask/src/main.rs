@@ -3,6 +3,7 @@
 mod absent_operators;
 #[cfg(feature = "bindgen")]
 mod bindgen_task;
+mod costs_task;
 mod dynamic_symbols;
 mod emu_libs;
 mod environment_task;
@@ -40,6 +41,8 @@ tasks:
                              only
   operators [--check]        write what in PyTorch calls the small operators to docs/src/python.md; with --check compare
                              only
+  costs [--check]            write what divisions of attention cost on paper to docs/src/ranks-costs.md; with --check
+                             compare only
   figures [--check]          draw the book's figures; with --check compare only
   module-cycles [--nested] [CRATE...]
                              fail if modules of a crate depend on each other in a circle: the top-level modules of
@@ -69,6 +72,8 @@ fn main() -> ExitCode {
         ["environment", "--check"] => environment_task::check(&root()),
         ["operators"] => operators_task::write(&root()),
         ["operators", "--check"] => operators_task::check(&root()),
+        ["costs"] => costs_task::write(&root()),
+        ["costs", "--check"] => costs_task::check(&root()),
         ["figures"] => figures_task::write(&root()),
         ["figures", "--check"] => figures_task::check(&root()),
         ["module-cycles", "--nested", crates @ ..] => module_cycles::check(&root(), crates, true),

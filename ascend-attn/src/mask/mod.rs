@@ -4,20 +4,17 @@ mod case_mask;
 mod flags;
 mod formula;
 mod picture;
-mod png_file;
 mod resolve;
-mod scene;
-mod svg_file;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ascend_attention::case;
 use ascend_attention::spec::Visibility;
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use clap::ValueEnum;
 
 use super::Stop;
+use super::drawing;
 use super::output::{self, Output};
 use formula::{Formula, Part};
 pub(super) use resolve::triangle_sizes;
@@ -221,16 +218,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
 }
 
 /// Writes the picture and the drawing that the arguments request.
-fn draw(title: &str, formula: &Formula, block: Option<u64>, [png, svg]: [Option<&Path>; 2]) -> Result<(), Stop> {
-    let scene = picture::draw(title, formula, block);
-    if let Some(file) = svg {
-        write(file, svg_file::text(&scene).as_bytes())?;
-    }
-    if let Some(file) = png {
-        let bytes = png_file::bytes(&scene).map_err(|error| trouble(file, &error))?;
-        write(file, &bytes)?;
-    }
-    Ok(())
+fn draw(title: &str, formula: &Formula, block: Option<u64>, files: [Option<&Path>; 2]) -> Result<(), Stop> {
+    drawing::write(&picture::draw(title, formula, block), files)
 }
 
 /// Draws what a layer of TriangleMix sees of a prompt that is computed in one call.
@@ -270,10 +259,6 @@ fn text(formula: &Formula, output: &mut Output) -> Result<(), Stop> {
         output.line(String::from_utf8_lossy(&line))?;
     }
     Ok(())
-}
-
-fn write(file: &Path, bytes: &[u8]) -> Result<(), Stop> {
-    case::write_file(file, bytes).map_err(|error| Stop::Trouble(error.to_string()))
 }
 
 fn trouble(file: &Path, error: &dyn std::fmt::Display) -> Stop {

@@ -3,7 +3,7 @@
 use ascend_attention::spec::{Tile, Visibility};
 
 use super::formula::{Formula, Label};
-use super::scene::{Anchor, Box, Colour, Scene, Size, Text};
+use crate::drawing::{Anchor, Box, Colour, Scene, Size, Text};
 
 /// Most dots that the cells take up in each direction.
 const ROOM: u64 = 960;

@@ -1,11 +1,14 @@
 //! `ascend-attn ranks`: a batch on one device, and divided over ranks.
 
+pub(super) mod costs;
 mod divided;
 mod report;
 mod rows;
+mod timeline;
 mod whole;
 
 use std::env;
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use ascend_attention::{Platform, Runtime, bf16, f16};
@@ -13,9 +16,11 @@ use ascend_serving::ContextParallel;
 use clap::ValueEnum;
 
 use super::Stop;
+use super::drawing;
 use super::output::Output;
 use super::platform::{DeviceChoice, DeviceReport};
 
+use divided::RankSteps;
 use report::Report;
 use rows::Half;
 
@@ -30,7 +35,8 @@ const DEVICES: &str = "ASCEND_EMU_DEVICES";
 /// Each rank has a part of every request's keys and some of the query heads (decode context parallelism): rank r is on
 /// the r-th device from --device on, and a thread of its own. The same batch is computed on one device first, with all
 /// heads. Prints the largest difference of an output element, the bytes that each rank sends, the times of a step, and
-/// those of its parts, of the rank for which it takes longest; of several steps the medians.
+/// those of its parts, of the rank for which it takes longest; of several steps the medians. What a layer costs on paper
+/// on NPUs, by published speeds (see `costs`), is printed beside them.
 ///
 /// The keys are random numbers that are written to the caches, and not computed. On the emulation a process with as many
 /// devices as ranks is started. Exit code 1: an element differs by more than --within, or is no number.
@@ -72,6 +78,12 @@ pub(super) struct Arguments {
     /// Largest difference of an element that passes
     #[arg(long, value_name = "DIFFERENCE", default_value_t = 0.01, allow_negative_numbers = true)]
     within: f64,
+    /// Write a picture of who waits for whom in a step to a PNG file
+    #[arg(long, value_name = "FILE")]
+    png: Option<PathBuf>,
+    /// Write that picture to an SVG file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     #[command(flatten)]
     device: DeviceChoice,
     /// Print one JSON object
@@ -146,10 +158,14 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         steps: size(arguments.steps),
     };
     let platform = DeviceReport::of(&runtime.device(first)?.stream()?);
-    let report = match arguments.dtype {
+    let (report, ranks) = match arguments.dtype {
         ElementType::Bf16 => compared::<bf16>(&runtime, first, &work)?,
         ElementType::F16 => compared::<f16>(&runtime, first, &work)?,
     };
+    let files = [arguments.png.as_deref(), arguments.svg.as_deref()];
+    if files != [None, None] {
+        drawing::write(&timeline::draw(&report.title(), &ranks), files)?;
+    }
     if arguments.json {
         output.line(platform.summary(report.json()))?;
     } else {
@@ -172,10 +188,10 @@ fn elsewhere(devices: usize) -> Result<ExitCode, Stop> {
     }
 }
 
-fn compared<T: Half>(runtime: &Runtime, first: i32, work: &Work) -> Result<Report, Stop> {
+fn compared<T: Half>(runtime: &Runtime, first: i32, work: &Work) -> Result<(Report, Vec<RankSteps>), Stop> {
     let whole = whole::steps::<T>(&runtime.device(first)?, work)?;
     let devices = (0..work.ranks).map(|rank| runtime.device(first + i32::try_from(rank).unwrap_or(i32::MAX)));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     let ranks = divided::steps::<T>(&devices, work)?;
-    Ok(Report::new(work, &whole, &ranks))
+    Ok((Report::new(work, &whole, &ranks), ranks))
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::Work;
+use super::costs::model::{Cost, Layer, MACHINES};
 use super::divided::{PARTS, RankSteps};
 use super::whole::{WholeSteps, place};
 use crate::report::{counted, number};
@@ -35,6 +36,23 @@ impl Report {
         }
     }
 
+    pub(super) fn title(&self) -> String {
+        let Work { ranks, requests, tokens, new, heads, kv_heads, head_dim, .. } = self.work;
+        format!(
+            "{} with {tokens} tokens each, {new} new in a step; {heads} heads of {head_dim} on each of {} over {}",
+            counted(requests, "request", "requests"),
+            counted(ranks, "rank", "ranks"),
+            counted(kv_heads, "key head", "key heads"),
+        )
+    }
+
+    /// What a layer of the divided step costs on each machine.
+    fn on_paper(&self) -> impl Iterator<Item = (&'static str, Cost)> {
+        let Work { ranks, requests, tokens, new: rows, heads, kv_heads, head_dim, .. } = self.work;
+        let layer = Layer { requests, tokens, rows, heads, kv_heads, head_dim };
+        MACHINES.iter().map(move |machine| (machine.name, layer.of_each_rank(machine, ranks)))
+    }
+
     /// The time of the divided step as a multiple of that on one device.
     fn ratio(&self) -> f64 {
         self.divided.as_secs_f64() / self.whole.as_secs_f64()
@@ -45,6 +63,8 @@ impl Report {
         let parts = PARTS.iter().zip(self.parts);
         let parts: Map<String, Value> =
             parts.map(|((_, name), time)| ((*name).to_owned(), json!(time.as_secs_f64()))).collect();
+        let paper: Map<String, Value> =
+            self.on_paper().map(|(machine, cost)| (machine.to_owned(), json!(cost.seconds()))).collect();
         json!({
             "ranks": ranks, "requests": requests, "tokens": tokens, "new": new, "heads": heads, "kv_heads": kv_heads,
             "head_dim": head_dim, "block_size": block_size, "run": run, "steps": steps,
@@ -54,26 +74,26 @@ impl Report {
             "divided_seconds": self.divided.as_secs_f64(),
             "ratio": number(self.ratio()),
             "part_seconds": parts,
+            "paper_seconds": paper,
         })
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Work { ranks, requests, tokens, new, heads, kv_heads, head_dim, .. } = self.work;
-        writeln!(
-            f,
-            "{} with {tokens} tokens each, {new} new in a step; {heads} heads of {head_dim} on each of {} over {}",
-            counted(requests, "request", "requests"),
-            counted(ranks, "rank", "ranks"),
-            counted(kv_heads, "key head", "key heads"),
-        )?;
+        writeln!(f, "{}", self.title())?;
         writeln!(f, "largest difference  {:.2e}", self.difference)?;
         writeln!(f, "sent by a rank      {} bytes a layer", self.sent_bytes)?;
         writeln!(f, "one device          {}", milliseconds(self.whole))?;
         write!(f, "divided             {}, {:.2} of one device", milliseconds(self.divided), self.ratio())?;
         for ((_, name), time) in PARTS.iter().zip(self.parts) {
             write!(f, "\n  {name:<18}{}", milliseconds(time))?;
+        }
+        for (machine, cost) in self.on_paper() {
+            let Cost { gather, attention, exchange, .. } = cost;
+            let [gather, attention, exchange] = [gather, attention, exchange].map(|time| format!("{:.3}", time * 1e3));
+            write!(f, "\non paper            {:.3} ms: ", cost.seconds() * 1e3)?;
+            write!(f, "gather {gather}, attention {attention}, exchange and merge {exchange} ({machine})")?;
         }
         Ok(())
     }

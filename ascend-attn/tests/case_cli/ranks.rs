@@ -1,6 +1,6 @@
 //! `ascend-attn ranks`: both sides agree, the bytes are counted, and what cannot be divided is refused.
 
-use super::{command, text};
+use super::{command, program, text};
 
 use serde_json::Value;
 
@@ -33,6 +33,43 @@ fn divided_contexts_are_compared_with_one_device() {
         "{printed}"
     );
     assert!(printed.contains("\n  exchange "), "{printed}");
+}
+
+#[test]
+fn a_step_is_drawn_with_a_row_for_each_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let [svg, png] = ["step.svg", "step.png"].map(|name| folder.path().join(name));
+    let files = ["--svg", svg.to_str().unwrap(), "--png", png.to_str().unwrap(), "--ranks", "3"];
+    let output = command("ranks", &[&SMALL[..], &files].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let drawn = std::fs::read_to_string(svg).unwrap();
+    for part in ["rank 0", "rank 2", "waiting", "exchange", " ms", "3 requests with 300 tokens"] {
+        assert!(drawn.contains(part), "{part}: {drawn}");
+    }
+    assert!(!drawn.contains("rank 3"));
+    assert!(std::fs::read(png).unwrap().starts_with(b"\x89PNG"));
+    assert_eq!(text(&output.stdout).matches("\non paper  ").count(), 2, "{}", text(&output.stdout));
+}
+
+#[test]
+fn costs_on_paper_are_tables_and_objects_of_one_model() {
+    let costs = |arguments: &[&str]| program().arg("costs").args(arguments).output();
+    let printed = costs(&["--ranks", "1,8,1024"]).unwrap();
+    assert_eq!(printed.status.code(), Some(0), "{}", text(&printed.stderr));
+    let rows = text(&printed.stdout).lines().filter(|line| line.starts_with("| 1024 |") || line.starts_with("| 1 |"));
+    assert_eq!(rows.count(), 4, "{}", text(&printed.stdout));
+    let output = costs(&["--ranks", "1,8,1024", "--json"]).unwrap();
+    let all: Value = serde_json::from_str(text(&output.stdout)).unwrap();
+    for (machine, costs) in all.as_object().unwrap() {
+        let of = |kind: &str, at: usize, division: &str| costs[kind][at][division].clone();
+        // One rank exchanges nothing; up to the key heads contexts are not divided; 1024 ranks hold less.
+        assert_eq!(of("decode", 0, "TP"), of("decode", 0, "DCP"), "{machine}");
+        assert_eq!(of("decode", 1, "TP"), of("decode", 1, "DCP"), "{machine}");
+        let bytes = |division| of("decode", 2, division)["bytes"].as_f64().unwrap();
+        assert_eq!(bytes("TP"), 128.0 * bytes("DCP"), "{machine}");
+        assert_eq!(of("prompt", 0, "ring")["seconds"]["exchange"], 0.0, "{machine}");
+    }
+    assert_eq!(costs(&["--ranks", "0"]).unwrap().status.code(), Some(2));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Programs print the numbers of attention, and what they lean on beside it works.
 
-use crate::{command, compile, compile_with, lay_out, run};
+use crate::{command, compile, compile_with, lay_out, run, succeed};
 
 /// Element of the tensor with a seed, as the programs make it; half precision holds it exactly.
 pub(crate) fn element(seed: usize, index: usize) -> f64 {
@@ -182,6 +182,22 @@ fn a_cpp_program_computes_attention_of_inference_cards() {
         }
     }
     printed.check("out", &out, 1e-3);
+}
+
+#[test]
+fn ranks_in_threads_and_in_processes_get_what_collectives_of_any_size_give() {
+    let libraries = lay_out();
+    let flags = ["-std=c++17", "-pthread"];
+    let program = compile_with("collective_sizes.cpp", &flags, &["hccl", "ascendcl"], libraries.path());
+    for (kind, ranks) in [("threads", "4"), ("processes", "3"), ("processes", "1")] {
+        let mut command = command(&program, libraries.path());
+        let sockets = tempfile::tempdir().unwrap();
+        command.args([kind, ranks]).env("ASCEND_EMU_DEVICES", "4").env("TMPDIR", sockets.path());
+        let text = String::from_utf8(succeed(&mut command).stdout).unwrap();
+        let operators = ["all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast"];
+        let expected: String = operators.iter().map(|operator| format!("{operator} {ranks} ranks\n")).collect();
+        assert_eq!(text, expected + "done\n", "{kind}");
+    }
 }
 
 #[test]

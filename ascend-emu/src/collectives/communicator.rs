@@ -1,7 +1,7 @@
 //! Communicators, and how the calls of their ranks meet.
 
 use super::call::Call;
-use super::door::Door;
+use super::listener::Listener;
 use crate::fault::Fault;
 use crate::lock::{Lock, Signal};
 use crate::status::COLLECTIVE_FAILED;
@@ -112,9 +112,9 @@ pub(crate) struct Communicator {
     /// How long a rank waits for the others.
     pub(super) limit: Duration,
     /// Where ranks of other processes come in, if any can.
-    pub(super) door: Option<Arc<Door>>,
+    pub(super) listener: Option<Arc<Listener>>,
     /// The ranks of this process.
-    pub(super) here: Vec<usize>,
+    pub(super) local_ranks: Vec<usize>,
     /// Whether it is one of some ranks of another communicator.
     pub(super) is_split: bool,
     pub(super) state: Lock<State>,
@@ -125,7 +125,16 @@ impl Communicator {
     pub(super) fn new(name: String, size: usize, limit: Duration) -> Self {
         let state = State { ranks: (0..size).map(|_| RankState::default()).collect(), ..State::default() };
         let (state, changed) = (Lock::new(state), Signal::new());
-        Communicator { name, size, limit, door: None, here: (0..size).collect(), is_split: false, state, changed }
+        Communicator {
+            name,
+            size,
+            limit,
+            listener: None,
+            local_ranks: (0..size).collect(),
+            is_split: false,
+            state,
+            changed,
+        }
     }
 }
 

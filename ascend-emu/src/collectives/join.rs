@@ -1,7 +1,7 @@
 //! How ranks of one piece of root information, and devices of one process, become a communicator.
 
 use super::communicator::Communicator;
-use super::door::Door;
+use super::listener::Listener;
 use super::member::{COMMUNICATORS, Group, Member};
 use super::settings::Settings;
 use crate::config::config;
@@ -19,34 +19,47 @@ fn new_name() -> String {
     format!("hccl_emulated_{}", NUMBERS.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Where a rank has come from.
+/// A rank that joins.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seat {
+pub(super) struct Joining {
     pub device: i32,
     /// Whether it is of another process.
-    pub elsewhere: bool,
+    pub is_remote: bool,
 }
 
 /// Ranks that come together by one piece of root information.
 #[derive(Debug, Default)]
 struct Session {
-    /// A place for each rank.
-    seats: Vec<Option<Seat>>,
+    /// By rank: those that have joined.
+    joined: Vec<Option<Joining>>,
     settings: Settings,
     communicator: Option<Arc<Communicator>>,
     failed: Option<Failure>,
     /// Ranks that have come and not gone.
     present: usize,
     /// Where ranks of other processes come in, if any can.
-    door: Option<Arc<Door>>,
+    listener: Option<Arc<Listener>>,
 }
 
 static SESSIONS: Lock<BTreeMap<u64, Session>> = Lock::new(BTreeMap::new());
 static CHANGED: Signal = Signal::new();
 
 /// Begins a communicator that ranks join by a number.
-pub(super) fn expect(number: u64, door: Option<Arc<Door>>) {
-    SESSIONS.lock().insert(number, Session { door, ..Session::default() });
+pub(super) fn expect(number: u64, listener: Option<Arc<Listener>>) {
+    SESSIONS.lock().insert(number, Session { listener, ..Session::default() });
+}
+
+/// Gives up root information by which no rank has come; whether that is so.
+pub(super) fn expire(number: u64) -> bool {
+    let mut sessions = SESSIONS.lock();
+    let expired = match sessions.get(&number) {
+        Some(session) if session.joined.is_empty() => sessions.remove(&number),
+        _ => return false,
+    };
+    // What the session has ends outside of the lock.
+    drop(sessions);
+    drop(expired);
+    true
 }
 
 /// Refuses sizes that there are no devices for, and ranks that do not exist.
@@ -74,39 +87,41 @@ fn go(sessions: &mut BTreeMap<u64, Session>, number: u64) {
     }
 }
 
-/// Takes a rank's seat in the communicator with a number, and returns when all ranks have theirs.
+/// Joins the communicator with a number, and returns when all ranks have.
 pub(super) fn meet(
     name: &str,
     number: u64,
     (size, rank): (u32, u32),
-    seat: Seat,
+    joining: Joining,
     settings: Settings,
 ) -> Outcome<Arc<Communicator>> {
     let (size, rank) = check_size(name, size, rank)?;
-    let (limit, device) = (settings.limit(), seat.device);
+    let (limit, device) = (settings.limit(), joining.device);
     let deadline = Instant::now().checked_add(limit);
     let mut sessions = SESSIONS.lock();
     let Some(session) = sessions.get_mut(&number) else {
         return Err(failure!(
             HCCL_PARA,
-            "{name}: this rootInfo has been used; it is good for one communicator: call HcclGetRootInfo again"
+            "{name}: this rootInfo has been used, or no rank has joined by it for {} s (HCCL_CONNECT_TIMEOUT); it is \
+             good for one communicator: call HcclGetRootInfo again",
+            config().connect_limit.as_secs()
         ));
     };
-    if session.seats.is_empty() {
-        session.seats = vec![None; size];
+    if session.joined.is_empty() {
+        session.joined = vec![None; size];
     }
     session.present += 1;
     let refusal = if let Some(failed) = &session.failed {
         Some(failed.clone())
-    } else if session.seats.len() != size {
-        let other = session.seats.len();
+    } else if session.joined.len() != size {
+        let other = session.joined.len();
         Some(failure!(HCCL_PARA, "{name}: nRanks: {size} for rank {rank}, and {other} for a rank that came before"))
-    } else if session.seats.iter().flatten().any(|taken| taken.device == device) {
+    } else if session.joined.iter().flatten().any(|taken| taken.device == device) {
         Some(failure!(
             HCCL_PARA,
             "{name}: device {device} has a rank of this communicator already; rank {rank} needs its own"
         ))
-    } else if session.seats.get(rank).is_some_and(Option::is_some) {
+    } else if session.joined.get(rank).is_some_and(Option::is_some) {
         Some(failure!(HCCL_PARA, "{name}: rank {rank} has joined this communicator already"))
     } else {
         None
@@ -118,17 +133,18 @@ pub(super) fn meet(
         CHANGED.notify_all();
         return Err(refusal);
     }
-    if let Some(place) = session.seats.get_mut(rank) {
-        *place = Some(seat);
+    if let Some(joined) = session.joined.get_mut(rank) {
+        *joined = Some(joining);
     }
     if rank == 0 {
         session.settings = settings;
     }
-    if session.seats.iter().all(Option::is_some) {
-        let seats = session.seats.iter().enumerate();
-        let here = seats.filter(|(_, seat)| seat.is_some_and(|seat| !seat.elsewhere)).map(|(rank, _)| rank).collect();
+    if session.joined.iter().all(Option::is_some) {
+        let is_local = |joined: &Option<Joining>| joined.is_some_and(|joined| !joined.is_remote);
+        let local = session.joined.iter().enumerate().filter(|(_, joined)| is_local(joined)).map(|(rank, _)| rank);
         let mut made = session.settings.communicator(size, new_name);
-        (made.door, made.here) = (session.door.take(), here);
+        made.local_ranks = local.collect();
+        made.listener = session.listener.take();
         session.communicator = Some(Arc::new(made));
         CHANGED.notify_all();
     }
@@ -142,7 +158,7 @@ pub(super) fn meet(
             return Ok(communicator);
         }
         if session.failed.is_none() && crate::lock::expired(deadline) {
-            let missing = session.seats.iter().enumerate().filter(|(_, seat)| seat.is_none());
+            let missing = session.joined.iter().enumerate().filter(|(_, joining)| joining.is_none());
             let missing: Vec<String> = missing.map(|(rank, _)| rank.to_string()).collect();
             session.failed = Some(failure!(
                 HCCL_TIMEOUT,
@@ -174,6 +190,6 @@ pub(crate) fn all(name: &str, devices: &[i32]) -> Outcome<Vec<Id>> {
     }
     let communicator = Arc::new(Settings::default().communicator(devices.len(), new_name));
     let members = devices.iter().enumerate();
-    let members = members.map(|(rank, &device)| Member::new(Group::Here(Arc::clone(&communicator)), rank, device));
+    let members = members.map(|(rank, &device)| Member::new(Group::Local(Arc::clone(&communicator)), rank, device));
     Ok(members.map(|member| COMMUNICATORS.insert(member)).collect())
 }

@@ -17,9 +17,9 @@ pub(crate) static COMMUNICATORS: Table<Member> = Table::new(handle::Kind::Commun
 #[derive(Debug)]
 pub(super) enum Group {
     /// In this process.
-    Here(Arc<Communicator>),
+    Local(Arc<Communicator>),
     /// In the process of its root.
-    Elsewhere(Remote),
+    Remote(Remote),
 }
 
 /// One rank's part in a communicator.
@@ -42,8 +42,8 @@ pub(crate) struct MemberCall {
 impl Member {
     pub(super) fn new(group: Group, rank: usize, device: i32) -> Self {
         let (name, size) = match &group {
-            Group::Here(communicator) => (communicator.name.clone(), communicator.size),
-            Group::Elsewhere(remote) => (remote.name.clone(), remote.size),
+            Group::Local(communicator) => (communicator.name.clone(), communicator.size),
+            Group::Remote(remote) => (remote.name.clone(), remote.size),
         };
         Member { name, size, rank, device, group }
     }
@@ -51,8 +51,8 @@ impl Member {
     /// The reason for which the communicator has failed.
     pub(crate) fn failed(&self) -> Option<String> {
         match &self.group {
-            Group::Here(communicator) => communicator.failed(),
-            Group::Elsewhere(remote) => remote.failed(),
+            Group::Local(communicator) => communicator.failed(),
+            Group::Remote(remote) => remote.failed(),
         }
     }
 
@@ -72,8 +72,8 @@ impl Member {
     pub(super) fn perform(&self, arrival: Arrival, abort: &AtomicBool) -> Result<Vec<Payload>, Fault> {
         let interrupt = || abort.load(Ordering::Acquire).then_some("was aborted with its stream");
         match &self.group {
-            Group::Here(communicator) => communicator.perform(arrival, &interrupt),
-            Group::Elsewhere(remote) => remote.perform(&arrival, &interrupt),
+            Group::Local(communicator) => communicator.perform(arrival, &interrupt),
+            Group::Remote(remote) => remote.perform(&arrival, &interrupt),
         }
     }
 
@@ -81,8 +81,8 @@ impl Member {
     pub(crate) fn split(&self, name: &str, request: &SplitRequest, settings: &Settings) -> Outcome<Id> {
         self.check(name)?;
         let group = match &self.group {
-            Group::Here(communicator) => Group::Here(communicator.split(name, self.rank, request, settings)?),
-            Group::Elsewhere(remote) => Group::Elsewhere(remote.split(name, request, settings)?),
+            Group::Local(communicator) => Group::Local(communicator.split(name, self.rank, request, settings)?),
+            Group::Remote(remote) => Group::Remote(remote.split(name, request, settings)?),
         };
         Ok(COMMUNICATORS.insert(Member::new(group, request.rank as usize, self.device)))
     }
@@ -94,16 +94,16 @@ impl Member {
 
     fn mark_gone(&self, why: usize) {
         match &self.group {
-            Group::Here(communicator) => communicator.mark_gone(self.rank, GONE.get(why).copied().unwrap_or_default()),
-            Group::Elsewhere(remote) => remote.leave(why),
+            Group::Local(communicator) => communicator.mark_gone(self.rank, GONE.get(why).copied().unwrap_or_default()),
+            Group::Remote(remote) => remote.leave(why),
         }
     }
 
     /// Fails the communicator: a call of this rank was queued and will never run.
     pub(crate) fn give_up(&self, call: &Call) {
         match &self.group {
-            Group::Here(communicator) => communicator.give_up(self.rank, &call.to_string()),
-            Group::Elsewhere(remote) => remote.give_up(&call.to_string()),
+            Group::Local(communicator) => communicator.give_up(self.rank, &call.to_string()),
+            Group::Remote(remote) => remote.give_up(&call.to_string()),
         }
     }
 }

@@ -15,10 +15,11 @@
 mod call;
 mod call_message;
 mod communicator;
-mod door;
 mod hub;
 mod join;
+mod listener;
 mod member;
+mod peer;
 mod reduce;
 mod remote;
 mod root_info;

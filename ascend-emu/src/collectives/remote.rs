@@ -2,7 +2,7 @@
 
 use super::call_message::message_of;
 use super::communicator::{Arrival, Interrupt, POLL, Payload};
-use super::door::{ANSWERING, check_path, connect, sweep};
+use super::listener::{ANSWERING, check_path, connect, sweep};
 use super::settings::Settings;
 use super::split::SplitRequest;
 use super::wire::{Message, Socket, Verb};
@@ -15,8 +15,10 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How much longer than the ranks' limit an answer may take.
-const GRACE: Duration = Duration::from_secs(10);
+/// How much longer than the ranks' limit an answer may take: as long again, within these bounds.
+fn grace(limit: Duration) -> Duration {
+    limit.clamp(Duration::from_secs(2), Duration::from_secs(10))
+}
 
 /// The time after which a socket to which too many have come is tried again.
 const FULL: Duration = Duration::from_millis(5);
@@ -43,12 +45,18 @@ impl Host {
     }
 
     /// Says who this is on a new connection; the answer.
-    fn greet(&self, verb: Verb, numbers: Vec<u64>, texts: [&str; 2], limit: Duration) -> io::Result<(Socket, Message)> {
+    fn handshake(
+        &self,
+        verb: Verb,
+        numbers: Vec<u64>,
+        texts: [&str; 2],
+        limit: Duration,
+    ) -> io::Result<(Socket, Message)> {
         let texts = texts.map(|text| text.as_bytes().into());
-        let greeting = Message::new(verb, numbers, [vec![self.token.clone()], texts.to_vec()].concat());
-        within(limit + GRACE, None, |patience| {
+        let first = Message::new(verb, numbers, [vec![self.token.clone()], texts.to_vec()].concat());
+        within(limit + grace(limit), None, |patience| {
             let socket = self.connect(patience)?;
-            let answer = socket.ask(&greeting, (POLL, patience))?;
+            let answer = socket.ask(&first, (POLL, patience))?;
             Ok((socket, answer))
         })
     }
@@ -81,7 +89,7 @@ pub(super) struct Remote {
     /// The ranks of that process.
     hosted: Vec<u64>,
     /// The connection whose end is that of this rank, or why it has failed; `None` once the rank has left.
-    life: Lock<Option<Result<Socket, String>>>,
+    membership: Lock<Option<Result<Socket, String>>>,
     /// Connections on which no call is made.
     idle: Lock<Vec<Socket>>,
 }
@@ -97,7 +105,7 @@ impl Remote {
     ) -> Outcome<Self> {
         let (chosen, seconds) = settings.to_parts();
         let numbers = vec![u64::from(size), u64::from(rank), u64::from(device.unsigned_abs()), seconds];
-        Self::greeted(name, host, Verb::Join, numbers, chosen, rank as usize, settings.limit())
+        Self::connect(name, host, Verb::Join, numbers, chosen, rank as usize, settings.limit())
     }
 
     /// `HcclCreateSubCommConfig`.
@@ -106,10 +114,10 @@ impl Remote {
         let (chosen, seconds) = settings.to_parts();
         let mut numbers = vec![self.number, self.rank as u64, *number, u64::from(*rank), seconds];
         numbers.extend(ranks.iter().map(|rank| u64::from(*rank)));
-        Self::greeted(name, self.host.clone(), Verb::Split, numbers, chosen, *rank as usize, self.limit)
+        Self::connect(name, self.host.clone(), Verb::Split, numbers, chosen, *rank as usize, self.limit)
     }
 
-    fn greeted(
+    fn connect(
         name: &str,
         host: Host,
         verb: Verb,
@@ -118,7 +126,7 @@ impl Remote {
         rank: usize,
         limit: Duration,
     ) -> Outcome<Self> {
-        let (life, answer) = host.greet(verb, numbers, [name, chosen], limit).map_err(|error| {
+        let (connection, answer) = host.handshake(verb, numbers, [name, chosen], limit).map_err(|error| {
             let pid = host.pid;
             match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -135,7 +143,7 @@ impl Remote {
                 io::ErrorKind::TimedOut => failure!(
                     HCCL_TIMEOUT,
                     "{name}: process {pid}, which made the rootInfo, has not answered in {} s",
-                    (limit + GRACE).as_secs()
+                    (limit + grace(limit)).as_secs()
                 ),
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
                     failure!(
@@ -162,7 +170,7 @@ impl Remote {
             rank,
             limit: Duration::from_secs(seconds),
             hosted: answer.numbers.get(3..).unwrap_or_default().to_vec(),
-            life: Lock::new(Some(Ok(life))),
+            membership: Lock::new(Some(Ok(connection))),
             idle: Lock::default(),
         })
     }
@@ -198,8 +206,8 @@ impl Remote {
             Some(socket) => socket,
             None => {
                 let numbers = vec![self.number, self.rank as u64];
-                let greeted = self.host.greet(Verb::Attach, numbers, [""; 2], self.limit);
-                greeted.map_err(|error| fault(self.lost(&error)))?.0
+                let attached = self.host.handshake(Verb::Attach, numbers, [""; 2], self.limit);
+                attached.map_err(|error| fault(self.lost(&error)))?.0
             }
         };
         let aborted = Cell::new(None);
@@ -208,7 +216,7 @@ impl Remote {
             aborted.get()
         };
         let message = message_of(arrival);
-        let limit = self.limit + GRACE;
+        let limit = self.limit + grace(self.limit);
         let answer = within(limit, Some(&noted), |patience| socket.ask(&message, (POLL, patience)));
         let answer = answer.map_err(|error| match aborted.get() {
             Some(why) => {
@@ -227,19 +235,19 @@ impl Remote {
 
     /// The reason for which the communicator has failed.
     pub(super) fn failed(&self) -> Option<String> {
-        let mut life = self.life.lock();
-        let socket = match life.as_ref()? {
+        let mut membership = self.membership.lock();
+        let socket = match membership.as_ref()? {
             Ok(socket) => socket,
             Err(lost) => return Some(lost.clone()),
         };
         let question = Message::new(Verb::Ask, Vec::new(), Vec::new());
-        match within(GRACE, None, |patience| socket.ask(&question, (POLL, patience))) {
+        match within(grace(self.limit), None, |patience| socket.ask(&question, (POLL, patience))) {
             Ok(answer) if answer.verb == Verb::Failed => Some(answer.text(0)),
             Ok(_) => None,
             Err(error) => {
                 // An answer that comes later would be taken for that to the next question.
                 let lost = self.lost(&error);
-                *life = Some(Err(lost.clone()));
+                *membership = Some(Err(lost.clone()));
                 Some(lost)
             }
         }
@@ -247,7 +255,7 @@ impl Remote {
 
     /// Tells the others that this rank makes no more calls, for a reason by its number.
     pub(super) fn leave(&self, why: usize) {
-        if let Some(Ok(socket)) = self.life.lock().take() {
+        if let Some(Ok(socket)) = self.membership.lock().take() {
             // A process that has ended needs no message.
             let _ = socket.send(&Message::new(Verb::Leave, vec![why as u64], Vec::new()));
         }
@@ -256,7 +264,7 @@ impl Remote {
 
     /// Fails the communicator: a call of this rank was queued and will never run.
     pub(super) fn give_up(&self, call: &str) {
-        if let Some(Ok(socket)) = self.life.lock().as_ref() {
+        if let Some(Ok(socket)) = self.membership.lock().as_ref() {
             // A process that has ended needs no message.
             let _ = socket.send(&Message::new(Verb::GiveUp, Vec::new(), vec![call.as_bytes().into()]));
         }

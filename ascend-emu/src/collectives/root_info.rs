@@ -4,9 +4,9 @@
 //! that process, and the path of its socket behind the path's length; the rest is zero. A path of no length is that of
 //! a process that could not open a socket.
 
-use super::door::{TOKEN_BYTES, token};
 use super::hub;
-use super::join::{Seat, check_size, expect, meet};
+use super::join::{Joining, check_size, expect, meet};
+use super::listener::{TOKEN_BYTES, token};
 use super::member::{COMMUNICATORS, Group, Member};
 use super::remote::{Host, Remote};
 use super::settings::Settings;
@@ -28,20 +28,20 @@ const MARK: [u8; 8] = *b"ASCENDHC";
 pub(crate) fn root_info() -> Vec<u8> {
     static ISSUED: AtomicU64 = AtomicU64::new(0);
     let number = ISSUED.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-    let door = hub::open(number).inspect_err(|error| {
+    let listener = hub::open(number).inspect_err(|error| {
         warn(format_args!(
             "collectives: no rank of another process can join: a socket in {} cannot be opened: {error}; set TMPDIR to \
              a folder of this user with a short name",
             std::env::temp_dir().display()
         ));
     });
-    let door = door.ok();
-    let path = door.as_ref().map_or(&[][..], |door| door.path().as_os_str().as_bytes());
+    let listener = listener.ok();
+    let path = listener.as_ref().map_or(&[][..], |listener| listener.path().as_os_str().as_bytes());
     let numbers = [&process::id().to_le_bytes()[..], &number.to_le_bytes()].concat();
     let len = (path.len() as u16).to_le_bytes();
     let mut bytes = [&MARK[..], &numbers, &token(), &len, path].concat();
     bytes.resize(ROOT_INFO, 0);
-    expect(number, door);
+    expect(number, listener);
     bytes
 }
 
@@ -73,8 +73,8 @@ pub(crate) fn join(name: &str, (size, rank): (u32, u32), info: &[u8], device: i3
     check_size(name, size, rank)?;
     let RootInfo { pid, number, token: random, path } = info;
     let group = if random == token() {
-        let seat = Seat { device, elsewhere: false };
-        Group::Here(meet(name, number, (size, rank), seat, settings)?)
+        let joining = Joining { device, is_remote: false };
+        Group::Local(meet(name, number, (size, rank), joining, settings)?)
     } else if path.is_empty() {
         return Err(failure!(
             HCCL_NOT_SUPPORTED,
@@ -84,7 +84,7 @@ pub(crate) fn join(name: &str, (size, rank): (u32, u32), info: &[u8], device: i3
         ));
     } else {
         let host = Host { path: OsStr::from_bytes(path).into(), pid, token: Arc::from(random) };
-        Group::Elsewhere(Remote::join(name, host, (size, rank), device, &settings)?)
+        Group::Remote(Remote::join(name, host, (size, rank), device, &settings)?)
     };
     Ok(COMMUNICATORS.insert(Member::new(group, rank as usize, device)))
 }

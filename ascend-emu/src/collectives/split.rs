@@ -58,9 +58,9 @@ impl Communicator {
         if !known {
             let mut made = settings.communicator(ranks.len(), || format!("{}_sub_{number}", self.name));
             made.is_split = true;
-            made.door = self.door.clone();
-            let is_here = |(_, rank): &(usize, &u32)| self.here.contains(&(**rank as usize));
-            made.here = ranks.iter().enumerate().filter(is_here).map(|(index, _)| index).collect();
+            made.listener = self.listener.clone();
+            let is_here = |(_, rank): &(usize, &u32)| self.local_ranks.contains(&(**rank as usize));
+            made.local_ranks = ranks.iter().enumerate().filter(is_here).map(|(index, _)| index).collect();
             let made = Arc::new(made);
             let taken = vec![false; ranks.len()];
             let communicator = Arc::downgrade(&made);

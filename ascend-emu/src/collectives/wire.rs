@@ -5,9 +5,9 @@
 //! that is the one before has no bytes.
 
 use super::communicator::Payload;
-use super::door::user;
+use super::peer::{Came, Peer};
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const MARK: u64 = u64::from_le_bytes(*b"ASCHUB\0\x01");
 const MOST_NUMBERS: u64 = 1 << 24;
 
 /// Most bytes of a message from a process that is not known yet.
-pub(super) const MOST_GREETING: u64 = 1 << 16;
+pub(super) const MOST_HANDSHAKE: u64 = 1 << 16;
 
 /// Most bytes of a message from a rank.
 pub(super) const MOST_BYTES: u64 = 1 << 40;
@@ -98,31 +98,21 @@ pub(super) fn garbage(text: impl Into<String>) -> io::Error {
 
 /// One end of a connection to a process of the same user.
 #[derive(Debug)]
-pub(super) struct Socket(UnixStream);
+pub(super) struct Socket {
+    stream: UnixStream,
+    peer: Peer,
+    /// How long a write may wait for the other end to read.
+    limit: Duration,
+}
 
 /// What is asked whenever nothing has come for a time: an error ends the waiting.
 pub(super) type Patience<'a> = (Duration, &'a dyn Fn() -> io::Result<()>);
 
 impl Socket {
-    /// Takes a connection whose other end belongs to a process of the same user. A write may last as long as `limit`.
+    /// Takes a connection whose other end belongs to a process of the same user. A write may wait as long as `limit`.
     pub(super) fn new(stream: UnixStream, limit: Duration) -> io::Result<Self> {
-        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-        // SAFETY: the descriptor is open while `stream` lives, and the option's value is a `ucred`.
-        let status = unsafe {
-            let to = (&raw mut peer).cast();
-            libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len)
-        };
-        if status != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let own = user();
-        if peer.uid != own {
-            let text = format!("process {} is of user {}, and this one of user {own}", peer.pid, peer.uid);
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
-        }
-        stream.set_write_timeout(Some(limit))?;
-        Ok(Socket(stream))
+        let peer = Peer::of(&stream)?;
+        Ok(Socket { stream, peer, limit })
     }
 
     pub(super) fn send(&self, message: &Message) -> io::Result<()> {
@@ -146,18 +136,48 @@ impl Socket {
     /// Writes bytes without the signal that ends a process whose other end is closed.
     fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let (from, len) = (bytes.as_ptr().cast(), bytes.len());
+            let (from, len, flags) = (bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
             // SAFETY: the descriptor is open while `self` lives, and the range is that of a slice.
-            let sent = unsafe { libc::send(self.0.as_raw_fd(), from, len, libc::MSG_NOSIGNAL) };
-            match usize::try_from(sent) {
-                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-                Err(_) => match io::Error::last_os_error() {
-                    error if error.kind() == io::ErrorKind::Interrupted => {}
-                    error => return Err(error),
-                },
-            }
+            let sent = unsafe { libc::send(self.stream.as_raw_fd(), from, len, flags) };
+            let Ok(sent) = usize::try_from(sent) else {
+                self.recover(io::Error::last_os_error(), libc::POLLOUT, Some(self.limit), &|| {
+                    Err(io::ErrorKind::TimedOut.into())
+                })?;
+                continue;
+            };
+            bytes = bytes.get(sent..).unwrap_or_default();
         }
         Ok(())
+    }
+
+    /// Reads bytes that are there.
+    fn read(&self, to: &mut [u8], flags: i32) -> io::Result<usize> {
+        let (at, flags) = (to.as_mut_ptr().cast(), flags | libc::MSG_DONTWAIT);
+        // SAFETY: the descriptor is open while `self` lives, and the range is that of a slice.
+        let read = unsafe { libc::recv(self.stream.as_raw_fd(), at, to.len(), flags) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// After an error of a system call: returns when it is worth another try. `late` is asked whenever a time was over
+    /// before that, and `BrokenPipe` says that the other process has ended.
+    fn recover(
+        &self,
+        error: io::Error,
+        events: i16,
+        limit: Option<Duration>,
+        late: &dyn Fn() -> io::Result<()>,
+    ) -> io::Result<()> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock => match self.peer.wait(self.stream.as_fd(), events, limit) {
+                Ok(Came::Socket) => Ok(()),
+                Ok(Came::End) => Err(io::ErrorKind::BrokenPipe.into()),
+                Ok(Came::Nothing) => late(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+                Err(error) => Err(error),
+            },
+            _ => Err(error),
+        }
     }
 
     /// Tells the other end that what it does for this one is not wanted any more.
@@ -168,13 +188,10 @@ impl Socket {
 
     /// Why the other end waits for no answer any more, while it is owed one.
     pub(super) fn interrupted(&self) -> Option<&'static str> {
-        let mut byte = 0u8;
-        let (to, flags) = ((&raw mut byte).cast(), libc::MSG_PEEK | libc::MSG_DONTWAIT);
-        // SAFETY: the descriptor is open while `self` lives, and `byte` is a place for one byte.
-        match unsafe { libc::recv(self.0.as_raw_fd(), to, 1, flags) } {
-            0 => Some("is not over, and its process has ended, or has closed its connection"),
-            1.. => Some("was aborted with its stream"),
-            _ => match io::Error::last_os_error().kind() {
+        match self.read(&mut [0], libc::MSG_PEEK) {
+            Ok(0) => Some("is not over, and its process has ended, or has closed its connection"),
+            Ok(_) => Some("was aborted with its stream"),
+            Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => None,
                 _ => Some("is not over, and its connection is broken"),
             },
@@ -183,8 +200,7 @@ impl Socket {
 
     /// Reads a message of at most `most` bytes; `None` where the connection was closed before one.
     pub(super) fn receive(&self, most: u64, patience: Option<Patience<'_>>) -> io::Result<Option<Message>> {
-        self.0.set_read_timeout(patience.map(|(pause, _)| pause))?;
-        let mut reader = Reader { stream: &self.0, patience };
+        let mut reader = Reader { socket: self, patience };
         let mut head = [0u8; 32];
         let (first, rest) = head.split_at_mut(1);
         if reader.read(first)? == 0 {
@@ -241,19 +257,22 @@ impl Socket {
 }
 
 struct Reader<'a> {
-    stream: &'a UnixStream,
+    socket: &'a Socket,
     patience: Option<Patience<'a>>,
 }
 
 impl Read for Reader<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let (pause, go_on) = self.patience.unzip();
+        let late = || go_on.map_or(Ok(()), |go_on| go_on());
         loop {
-            match (&mut &*self.stream).read(to) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    self.patience.map_or(Err(error), |(_, go_on)| go_on())?;
-                }
-                outcome => return outcome,
+            match self.socket.read(to, 0) {
+                Err(error) => match self.socket.recover(error, libc::POLLIN, pause, &late) {
+                    // As if it had closed the connection, which a child that it has forked may keep open.
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(0),
+                    outcome => outcome?,
+                },
+                read => return read,
             }
         }
     }

@@ -162,6 +162,7 @@ fn a_rank_that_destroys_its_communicator_under_its_own_call_is_told_as_well() {
 fn a_stream_that_ends_with_a_call_in_it_fails_the_others() {
     let _alone = alone();
     for queued in [false, true] {
+        let told = Barrier::new(2);
         world(3, |one| {
             let (a, b) = (Memory::new(4096), Memory::new(4096));
             let two = Two { rank: one, a: a.at, b: b.at };
@@ -178,9 +179,10 @@ fn a_stream_that_ends_with_a_call_in_it_fails_the_others() {
                 1 => {
                     two.all_gather(8);
                     one.fails(&["HcclAllGather", "rank 0"]);
+                    told.wait();
                 }
                 // Rank 2 never comes, so that the others wait.
-                _ => std::thread::sleep(Duration::from_millis(500)),
+                _ => drop(told.wait()),
             }
         });
     }

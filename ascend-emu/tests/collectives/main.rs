@@ -9,6 +9,7 @@
 
 mod communicators;
 mod differences;
+mod killed;
 mod messages;
 mod model;
 mod processes;

@@ -2,6 +2,7 @@
 
 use crate::*;
 use ascend_sys::bindings::{HcclDataType, HcclSendRecvItem, HcclSendRecvType};
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 const I32: HcclDataType = HcclDataType::HCCL_DATA_TYPE_INT32;
@@ -70,7 +71,7 @@ fn a_ring_of_batches_turns_and_a_rank_may_send_to_itself() {
 #[test]
 fn ranks_that_both_send_first_are_told_that_they_wait_for_each_other() {
     let _alone = alone();
-    let begun = Instant::now();
+    let (begun, told) = (Instant::now(), Barrier::new(3));
     world(3, |one| {
         let Rank { rank, comm, stream, .. } = *one;
         let buffer = Memory::new(4 * COUNT);
@@ -78,9 +79,10 @@ fn ranks_that_both_send_first_are_told_that_they_wait_for_each_other() {
             fine(unsafe { HcclSend(buffer.at, COUNT as u64, I32, 1 - rank, comm, stream) });
             fine(unsafe { HcclRecv(buffer.at, COUNT as u64, I32, 1 - rank, comm, stream) });
             one.fails(&["wait for each other", "rank 0 waits in its call 1, HcclSend", "rank 2 has made no call"]);
+            told.wait();
         } else {
             // Rank 2 has no part in it, and its next call is refused.
-            std::thread::sleep(Duration::from_millis(2500));
+            told.wait();
             refused(unsafe { HcclBarrier(comm, stream) }, HcclResult::HCCL_E_INTERNAL, &["wait for each other"]);
         }
     });

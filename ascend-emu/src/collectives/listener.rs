@@ -1,5 +1,6 @@
 //! The socket by which processes find a communicator, in a folder that no other user reaches into.
 
+use super::peer::{Peer, user};
 use crate::lock::Lock;
 use std::fs::{self, DirBuilder};
 use std::hash::{BuildHasher, RandomState};
@@ -40,12 +41,6 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// The age from which on a socket without a listener is removed.
 const STALE: Duration = Duration::from_secs(60);
-
-/// The user of this process.
-pub(super) fn user() -> libc::uid_t {
-    // SAFETY: the function has no preconditions.
-    unsafe { libc::geteuid() }
-}
 
 /// Refuses a folder that others than this user can reach into.
 fn check_folder(folder: &Path) -> io::Result<()> {
@@ -96,13 +91,15 @@ fn folder() -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Removes a socket of this user that has no listener. Other files refuse connections too, and stay.
+/// Removes a socket of this user that no process listens to. Other files refuse connections too, and stay.
 pub(super) fn sweep(path: &Path) {
     let is_own = |found: fs::Metadata| found.file_type().is_socket() && found.uid() == user();
     if check_path(path).is_err() || !fs::symlink_metadata(path).is_ok_and(is_own) {
         return;
     }
-    if connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+    // A child of a process that was killed may hold its socket.
+    let peer = connect(path).and_then(|stream| Peer::of(&stream));
+    if peer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
         let _ = fs::remove_file(path);
     }
 }
@@ -140,35 +137,40 @@ pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
 
 /// The socket of a communicator and of those of some of its ranks.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Listener {
     path: PathBuf,
-    listener: UnixListener,
-    /// Calls of other processes that are owed an answer.
-    owed: AtomicUsize,
+    socket: Arc<UnixListener>,
+    /// Calls of other processes that have no answer yet.
+    pending_answers: AtomicUsize,
 }
 
 /// Every socket of this process.
-static DOORS: Lock<Vec<Weak<Door>>> = Lock::new(Vec::new());
+static LISTENERS: Lock<Vec<Weak<Listener>>> = Lock::new(Vec::new());
 
-impl Door {
-    /// Opens a socket; connections come to the listener until the door is dropped.
-    pub(super) fn open(number: u64) -> io::Result<(Arc<Self>, UnixListener)> {
+impl Listener {
+    /// Opens a socket, to which processes connect until the listener is dropped.
+    pub(super) fn open(number: u64) -> io::Result<Arc<Self>> {
         // The random bytes tell copies of this library in one process apart.
         let [one, two, three, four, ..] = token();
         let random = u32::from_le_bytes([one, two, three, four]);
         let path = folder()?.join(format!("{PREFIX}{}-{number}-{random:08x}", process::id()));
-        let listener = UnixListener::bind(&path)?;
-        let door = Arc::new(Door { path, listener: listener.try_clone()?, owed: AtomicUsize::new(0) });
-        let mut doors = DOORS.lock();
-        doors.retain(|door| door.strong_count() > 0);
-        doors.push(Arc::downgrade(&door));
-        drop(doors);
+        let socket = Arc::new(UnixListener::bind(&path)?);
+        let listener = Arc::new(Listener { path, socket, pending_answers: AtomicUsize::new(0) });
+        let mut listeners = LISTENERS.lock();
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(Arc::downgrade(&listener));
+        drop(listeners);
         static AT_EXIT: Once = Once::new();
         AT_EXIT.call_once(|| {
             // SAFETY: the function is one of this library, and takes nothing.
             let _ = unsafe { libc::atexit(close_all) };
         });
-        Ok((door, listener))
+        Ok(listener)
+    }
+
+    /// The socket, for the thread that takes its connections. It is shut down when the listener is dropped.
+    pub(super) fn socket(&self) -> Arc<UnixListener> {
+        Arc::clone(&self.socket)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -176,10 +178,10 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for Listener {
     fn drop(&mut self) {
         // SAFETY: the descriptor is open while `self` lives. The thread that waits for connections wakes up.
-        unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
+        unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -189,32 +191,33 @@ extern "C" fn close_all() {
     if crate::status::forked() {
         return;
     }
-    let doors: Vec<Arc<Door>> = DOORS.lock().iter().filter_map(Weak::upgrade).collect();
+    let listeners: Vec<Arc<Listener>> = LISTENERS.lock().iter().filter_map(Weak::upgrade).collect();
     let begun = Instant::now();
-    while begun.elapsed() < LINGER && doors.iter().any(|door| door.owed.load(Ordering::Acquire) > 0) {
+    let is_pending = |listener: &Arc<Listener>| listener.pending_answers.load(Ordering::Acquire) > 0;
+    while begun.elapsed() < LINGER && listeners.iter().any(is_pending) {
         thread::sleep(Duration::from_millis(1));
     }
-    for door in doors {
-        let _ = fs::remove_file(&door.path);
+    for listener in listeners {
+        let _ = fs::remove_file(&listener.path);
     }
 }
 
-/// Counts a call that is owed an answer.
-pub(super) struct Owed<'a>(Option<&'a Door>);
+/// Counts a call that has no answer yet.
+pub(super) struct PendingAnswer<'a>(Option<&'a Listener>);
 
-impl<'a> Owed<'a> {
-    pub(super) fn new(door: Option<&'a Door>) -> Self {
-        if let Some(door) = door {
-            door.owed.fetch_add(1, Ordering::AcqRel);
+impl<'a> PendingAnswer<'a> {
+    pub(super) fn new(listener: Option<&'a Listener>) -> Self {
+        if let Some(listener) = listener {
+            listener.pending_answers.fetch_add(1, Ordering::AcqRel);
         }
-        Owed(door)
+        PendingAnswer(listener)
     }
 }
 
-impl Drop for Owed<'_> {
+impl Drop for PendingAnswer<'_> {
     fn drop(&mut self) {
-        if let Some(door) = self.0 {
-            door.owed.fetch_sub(1, Ordering::AcqRel);
+        if let Some(listener) = self.0 {
+            listener.pending_answers.fetch_sub(1, Ordering::AcqRel);
         }
     }
 }
