@@ -329,8 +329,9 @@ ascend_attention::spec::library_rules! {
         "pool, which is a group, counted from 0",
         "give all caches of the model one block size, leave encoders out, and share prefixes by groups";
     OPTION_SOFT_CAP = "option.soft_cap",
-        "no operator here caps scores before the softmax",
-        "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product";
+        "no operator of an NPU caps scores before the softmax; the emulation does in calls of FusedInferAttentionScore",
+        "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product; on the "
+        "emulation by `AttentionShape::emulated_only_soft_cap`";
     OPTION_ALIBI = "option.alibi",
         "steps add no bias by distance: packed calls take none",
         "call `FusedInferAttention` without a step, in BNSD or BSND, with the distances times the slopes as "
