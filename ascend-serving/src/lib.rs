@@ -140,7 +140,7 @@ pub use drafts::{
 pub use engine::{
     AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
     CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding,
-    IndexerTensors, KeyChoice, LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep,
+    IndexerTensors, KeyChoice, KeyWrite, LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep,
     NativeTensors, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison,
     compare_backends, compare_caches,
 };

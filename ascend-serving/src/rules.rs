@@ -328,6 +328,10 @@ ascend_attention::spec::library_rules! {
         "a prefix cache holds blocks of one size, of layers that see no later tokens, and one sequence of each "
         "pool, which is a group, counted from 0",
         "give all caches of the model one block size, leave encoders out, and share prefixes by groups";
+    STEP_SHARED_KEYS = "step.shared_keys",
+        "keys that a layer shares are those of a layer that was queued before in the step, with the same tensors",
+        "queue the layer that has the keys first, by its own number, and bring the tensors that it was queued with; "
+        "where the program has written them itself, say so by `KeyWrite::Program`";
     OPTION_SOFT_CAP = "option.soft_cap",
         "no operator of an NPU caps scores before the softmax; the emulation does in calls of FusedInferAttentionScore",
         "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product; on the "
@@ -342,9 +346,6 @@ ascend_attention::spec::library_rules! {
     OPTION_CROSS_ATTENTION = "option.cross_attention",
         "a step's keys are those of its own requests",
         "serve these layers by `CrossAttention`, beside this attention for the decoder's own tokens";
-    OPTION_SHARED_KV = "option.shared_kv",
-        "each layer of a step brings keys and values",
-        "bring the keys and values of the layer that is read once more, into a cache with as many layers";
     BATCH_EMPTY = "batch.empty",
         "a batch has requests, and each has query tokens",
         "leave empty requests out, and skip a step without any";

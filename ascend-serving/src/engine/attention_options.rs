@@ -4,8 +4,8 @@ use ascend_attention::Violation;
 
 use crate::rules;
 
-/// The features that a model's configuration requires of its attention besides heads, scale, windows and sinks. By
-/// default none.
+/// The features that a model's configuration requires of its attention besides heads, scale, windows, sinks and
+/// layers that share keys ([`KeyWrite::Shared`](crate::KeyWrite::Shared)). By default none.
 ///
 /// None of these has an argument in the operators that compute steps: without it, the step runs and its numbers are
 /// another model's. An engine sets what the configuration has and calls
@@ -30,8 +30,6 @@ pub struct AttentionOptions {
     pub dropout: f64,
     /// Whether queries attend to keys of another sequence, such as an encoder's.
     pub cross_attention: bool,
-    /// Whether some layers read the keys of another layer and write none (Gemma 3n): `kv_sharing_target_layer_name`.
-    pub shared_kv_layers: bool,
 }
 
 impl AttentionOptions {
@@ -40,8 +38,7 @@ impl AttentionOptions {
     /// # Errors
     /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP), [`OPTION_ALIBI`](crate::rules::OPTION_ALIBI),
     /// [`OPTION_DROPOUT`](crate::rules::OPTION_DROPOUT),
-    /// [`OPTION_CROSS_ATTENTION`](crate::rules::OPTION_CROSS_ATTENTION),
-    /// [`OPTION_SHARED_KV`](crate::rules::OPTION_SHARED_KV): the first of them that is required.
+    /// [`OPTION_CROSS_ATTENTION`](crate::rules::OPTION_CROSS_ATTENTION): the first of them that is required.
     pub fn check(&self) -> Result<(), Violation> {
         if let Some(cap) = self.logit_soft_cap.filter(|cap| *cap != 0.0) {
             return Err(Violation::new(
@@ -82,15 +79,6 @@ impl AttentionOptions {
                  the option out",
             ));
         }
-        if self.shared_kv_layers {
-            return Err(Violation::new(
-                &rules::OPTION_SHARED_KV,
-                "layers without keys of their own",
-                "keys and values in every layer",
-                "bring the keys and values of the layer that is read once more, into a cache with as many layers: the \
-                 numbers are the same, and the cache is larger; leave the option out then",
-            ));
-        }
         Ok(())
     }
 }
@@ -118,7 +106,6 @@ mod tests {
             (asked(|o| o.dropout = 0.1), &rules::OPTION_DROPOUT),
             (asked(|o| o.dropout = f64::NAN), &rules::OPTION_DROPOUT),
             (asked(|o| o.cross_attention = true), &rules::OPTION_CROSS_ATTENTION),
-            (asked(|o| o.shared_kv_layers = true), &rules::OPTION_SHARED_KV),
         ];
         for (refused, rule) in all {
             assert_eq!(refused.rule, rule);

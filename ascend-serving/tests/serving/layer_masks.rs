@@ -13,7 +13,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask,
+    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, KeyWrite, LayerGroup, LayerInputs, LayerMask, NamedMask,
     NamedMaskAttention, PagedDecode, PromptAndIncre, StatePolicy, rules,
 };
 use proptest::prelude::*;
@@ -157,10 +157,17 @@ impl<'a> Engine<'a> {
                     step.forward(layer, inputs.mask(&self.masks[at].kind))
                 }
             };
-            results.push(output.unwrap());
+            results.push((layer, output.unwrap()));
+            if layer % 2 == 1 {
+                // A layer that shares the keys of this one, with its mask.
+                let mask = self.model.of_layers[layer].map(|at| &self.masks[at].kind);
+                let inputs = LayerInputs::from((&query, &key, &value)).key_write(KeyWrite::Shared);
+                let inputs = mask.map_or(inputs, |mask| inputs.mask(mask));
+                results.push((layer, step.forward(layer, inputs).unwrap()));
+            }
         }
-        drop(step);
-        for (layer, result) in results.iter().enumerate() {
+        step.end().unwrap();
+        for (layer, result) in results {
             let at = self.model.of_layers[layer].unwrap_or(self.model.of_step);
             let sees = self.masks[at].sees;
             let result = result.download(self.stream).unwrap();
@@ -295,7 +302,7 @@ fn every_kind_of_step(stream: &Stream) {
     ] {
         engine.act(&acts, 3).unwrap();
     }
-    assert_eq!(engine.checked, 3 * 2 * 3 * LAYERS);
+    assert_eq!(engine.checked, 3 * 2 * 3 * (LAYERS + LAYERS / 2));
     engine.end();
 }
 

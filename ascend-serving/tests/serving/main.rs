@@ -23,6 +23,7 @@ mod grouped_layers;
 mod heads;
 mod inference_card;
 mod interleaved;
+mod key_write;
 mod layer_masks;
 mod mla_backend;
 mod moved_tokens;
