@@ -59,7 +59,8 @@ fn defined(sizes: Sizes, scale: f64, cap: f64) -> (Vec<f64>, Vec<f64>) {
                 let sum: f64 = weights.iter().sum();
                 lse.push(sum.ln());
                 attention.extend((0..dim).map(|d| {
-                    let weighted = weights.iter().enumerate().map(|(j, weight)| weight * value.at(b, head / group, j, d));
+                    let weighted =
+                        weights.iter().enumerate().map(|(j, weight)| weight * value.at(b, head / group, j, d));
                     weighted.sum::<f64>() / sum
                 }));
             }

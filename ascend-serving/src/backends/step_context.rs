@@ -82,8 +82,8 @@ impl AttentionShape {
         }
     }
 
-    /// Refuses query heads that are no multiple of the key heads, a cap that is not above 0 and finite, a scale that makes every key weigh the same or none
-    /// anything, and the inverse of the usual scale.
+    /// Refuses query heads that are no multiple of the key heads, a cap that is not above 0 and finite, a scale that
+    /// makes every key weigh the same or none anything, and the inverse of the usual scale.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for these.

@@ -20,9 +20,9 @@ pub enum KeyWrite {
     Shared,
     /// The program, on the step's stream: by [`PagedKvCache::write`](crate::kv::PagedKvCache::write) before the step
     /// begins, or before the layer by an operator that rotates keys and writes them at once (`save_kv_cache = False`).
-    /// The layer counts as queued. **A write that was forgotten is seen by no check of the step**: attention reads what the blocks hold.
-    /// The emulation's strict mode finds bytes that nothing ever wrote (`unwritten_read`), but not the tokens of an
-    /// earlier sequence in the same block.
+    /// The layer counts as queued. **A write that was forgotten is seen by no check of the step**: attention reads what
+    /// the blocks hold. The emulation's strict mode finds bytes that nothing ever wrote (`unwritten_read`), but not the
+    /// tokens of an earlier sequence in the same block.
     Program,
 }
 

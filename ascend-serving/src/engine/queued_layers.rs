@@ -64,8 +64,10 @@ impl QueuedLayers {
     pub(crate) fn check_written(&self, layer: usize) -> Result<(), Violation> {
         self.check_whole(layer)?;
         match self.queued.get(layer) {
-            Some(false) => Err(rules::STEP_SHARED_KEYS
-                .broken(format_args!("shared keys of layer {layer}, which is not queued yet"), "a layer that is queued")),
+            Some(false) => Err(rules::STEP_SHARED_KEYS.broken(
+                format_args!("shared keys of layer {layer}, which is not queued yet"),
+                "a layer that is queued",
+            )),
             _ => Ok(()),
         }
     }

@@ -244,6 +244,7 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for rows, weights or a bias that do not lie as the first layer's;
     /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for rows with gaps, such as columns of a fused projection,
     /// where a request has several tokens and keeps the state behind each (`StateShape::drafts`);
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for tensors that share memory with the pool's windows;
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer; as for
     /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan). Nothing is written where the tensors
     /// are refused.

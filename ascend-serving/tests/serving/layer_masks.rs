@@ -229,7 +229,11 @@ proptest! {
     }
 
     #[test]
-    fn capped_scores_under_any_masks_are_their_definition(mut model in model(), cap in prop::sample::select(vec![0.7, 3.0, 50.0]), steps in prop::collection::vec((prop::collection::vec(act(120, 5), 1..5), 0usize..20), 1..6)) {
+    fn capped_scores_under_any_masks_are_their_definition(
+        mut model in model(),
+        cap in prop::sample::select(vec![0.7, 3.0, 50.0]),
+        steps in prop::collection::vec((prop::collection::vec(act(120, 5), 1..5), 0usize..20), 1..6),
+    ) {
         if harness::not_on_npu(NO_CAP) {
             return Ok(());
         }

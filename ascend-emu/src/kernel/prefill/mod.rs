@@ -350,8 +350,8 @@ impl QueryBlock<'_> {
         }
     }
 
-    /// Scales the scores of a lane group, unless the queries were scaled, caps them, and adds the position bias. The keys
-    /// `visible` count from key `first`.
+    /// Scales the scores of a lane group, unless the queries were scaled, caps them, and adds the position bias. The
+    /// keys `visible` count from key `first`.
     #[inline(always)]
     fn add_bias<S: Simd>(
         self,
