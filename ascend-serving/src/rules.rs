@@ -249,6 +249,10 @@ ascend_attention::spec::library_rules! {
         "a step of sparse attention caches the keys of every indexer, among which later steps choose",
         "call `SparseStep::choose` for every indexer before the last layer, or make the cache of index keys with fewer "
         "layers";
+    STEP_SHARED_KEYS = "step.shared_keys",
+        "keys that a layer shares are those of a layer that was queued before in the step, with the same tensors",
+        "queue the layer that has the keys first, by its own number, and bring the tensors that it was queued with; "
+        "where the program has written them itself, say so by `KeyWrite::Program`";
     STEP_KIND = "step.kind",
         "a layer of linear attention gets the tensors of the delta rule, and a layer of attention query, key and value",
         "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "
@@ -328,10 +332,6 @@ ascend_attention::spec::library_rules! {
         "a prefix cache holds blocks of one size, of layers that see no later tokens, and one sequence of each "
         "pool, which is a group, counted from 0",
         "give all caches of the model one block size, leave encoders out, and share prefixes by groups";
-    STEP_SHARED_KEYS = "step.shared_keys",
-        "keys that a layer shares are those of a layer that was queued before in the step, with the same tensors",
-        "queue the layer that has the keys first, by its own number, and bring the tensors that it was queued with; "
-        "where the program has written them itself, say so by `KeyWrite::Program`";
     OPTION_SOFT_CAP = "option.soft_cap",
         "no operator of an NPU caps scores before the softmax; the emulation does in calls of FusedInferAttentionScore",
         "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product; on the "

@@ -5,8 +5,9 @@ use approx::abs_diff_eq;
 
 use std::sync::Arc;
 
+use ascend_attention::case::AttentionCase;
 use ascend_attention::sys::Api;
-use ascend_attention::{AttentionCase, CausalOrigin, FusedInferAttention, Layout, Runtime, Stream, f16, rules};
+use ascend_attention::{CausalOrigin, FusedInferAttention, Layout, Runtime, Stream, f16, rules};
 use harness::reference::Logical;
 use proptest::prelude::*;
 
