@@ -140,9 +140,9 @@ pub use drafts::{
 pub use engine::{
     AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
     CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding,
-    IndexerTensors, KeyChoice, KeyWrite, LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse,
-    NativeStep, NativeTensors, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step,
-    StepComparison, compare_backends, compare_caches,
+    IndexerTensors, KeyChoice, LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep,
+    NativeTensors, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison,
+    compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{

@@ -251,8 +251,7 @@ ascend_attention::spec::library_rules! {
         "layers";
     STEP_SHARED_KEYS = "step.shared_keys",
         "keys that a layer shares are those of a layer that was queued before in the step, with the same tensors",
-        "queue the layer that has the keys first, by its own number, and bring the tensors that it was queued with; "
-        "where the program has written them itself, say so by `KeyWrite::Program`";
+        "queue the layer that has the keys first, by its own number, and bring the tensors that it was queued with";
     STEP_KIND = "step.kind",
         "a layer of linear attention gets the tensors of the delta rule, and a layer of attention query, key and value",
         "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "

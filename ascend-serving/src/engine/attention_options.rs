@@ -5,7 +5,7 @@ use ascend_attention::Violation;
 use crate::rules;
 
 /// The features that a model's configuration requires of its attention besides heads, scale, windows, sinks and
-/// layers that share keys ([`KeyWrite::Shared`](crate::KeyWrite::Shared)). By default none.
+/// layers that share keys ([`LayerInputs::shared_keys`](crate::LayerInputs::shared_keys)). By default none.
 ///
 /// None of these has an argument in the operators that compute steps: without it, the step runs and its numbers are
 /// another model's. An engine sets what the configuration has and calls

@@ -7,25 +7,6 @@ use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 use crate::backends::{LatentForm, LatentTensors};
 use crate::batch::LayerMask;
 
-/// Who writes the keys and values of a layer of a step to the cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum KeyWrite {
-    /// The layer, before it attends.
-    #[default]
-    Layer,
-    /// A layer of the step that was queued before: this one reads its keys once more (Gemma 3n, Hunyuan). The number in
-    /// [`Step::forward`](crate::Step::forward) is that of the layer that is read, and key and value are the tensors
-    /// that it was queued with. Layers without keys of their own are not counted among the cache's.
-    Shared,
-    /// The program, on the step's stream: by [`PagedKvCache::write`](crate::kv::PagedKvCache::write) before the step
-    /// begins, or before the layer by an operator that rotates keys and writes them at once (`save_kv_cache = False`).
-    /// The layer counts as queued. **A write that was forgotten is seen by no check of the step**: attention reads what
-    /// the blocks hold. The emulation's strict mode finds bytes that nothing ever wrote (`unwritten_read`), but not the
-    /// tokens of an earlier sequence in the same block.
-    Program,
-}
-
 /// The inputs of a layer of a step: query, key and value, and for some layers a mask of their own, sinks, or latents.
 /// The tuple `(&query, &key, &value)` converts to the inputs of a layer that has none of these.
 ///
@@ -87,8 +68,9 @@ pub struct LayerInputs<'a, T: Element> {
     pub learnable_sink: Option<&'a AnyTensor>,
     /// What multi-head latent attention has besides queries, latents and rotary keys.
     pub latent: Option<LatentTensors<'a, T>>,
-    /// Who writes the keys and values to the cache.
-    pub key_write: KeyWrite,
+    /// Whether the layer attends to the keys of a layer of the step that was queued before, and writes none
+    /// ([`LayerInputs::shared_keys`]).
+    pub shares_keys: bool,
 }
 
 /// The inputs of a layer of a step, by its kind: those of attention, which the tuple `(&query, &key, &value)` and
@@ -122,7 +104,7 @@ impl<'a, T: Element> From<DeltaTensors<'a, T>> for AnyLayerInputs<'a, T> {
 
 impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for LayerInputs<'a, T> {
     fn from((query, key, value): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
-        Self { query, key, value, mask: None, learnable_sink: None, latent: None, key_write: KeyWrite::Layer }
+        Self { query, key, value, mask: None, learnable_sink: None, latent: None, shares_keys: false }
     }
 }
 
@@ -151,8 +133,11 @@ impl<'a, T: Element> LayerInputs<'a, T> {
         self
     }
 
-    /// Says who writes the keys and values, if not the layer: it then attends without writing, over cached keys also
-    /// where no token of the step was cached before.
+    /// Attends without writing (`save_kv_cache = False`), to keys of a layer that was queued before in the step (Gemma
+    /// 3n, Hunyuan): the number in [`Step::forward`](crate::Step::forward) is that of this layer, and key and value are
+    /// the tensors that it was queued with. Any number of layers may share its keys, with queries, sinks and masks of
+    /// their own; the cache counts those layers alone that have keys. Keys come from the cache, also where no token of
+    /// the step was cached before.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -160,7 +145,7 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     /// use ascend_attention::{Runtime, bf16};
     /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
     /// use ascend_serving::{
-    ///     Attention, AttentionShape, Backends, BatchRequest, KeyWrite, LayerInputs, StatePolicy,
+    ///     Attention, AttentionShape, Backends, BatchRequest, LayerInputs, StatePolicy,
     /// };
     ///
     /// let stream = Runtime::emulated()?.device(0)?.stream()?;
@@ -177,28 +162,28 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     /// let inputs = LayerInputs::from((&rows, &rows, &rows));
     /// step.forward(0, inputs)?;
     /// // The second layer has written nothing yet.
-    /// assert!(step.forward(1, inputs.key_write(KeyWrite::Shared)).is_err());
+    /// assert!(step.forward(1, inputs.shared_keys()).is_err());
     /// step.forward(1, inputs)?;
-    /// step.forward(1, inputs.key_write(KeyWrite::Shared))?;
+    /// step.forward(1, inputs.shared_keys())?;
     /// step.end()?;
     /// # }
     /// # Ok(())
     /// # }
     /// ```
-    pub fn key_write(mut self, key_write: KeyWrite) -> Self {
-        self.key_write = key_write;
+    pub fn shared_keys(mut self) -> Self {
+        self.shares_keys = true;
         self
     }
 
-    /// Refuses a layer of a replayed step or a verification that does not write its keys.
-    pub(crate) fn check_writes(&self, layer: usize, rule: &'static Rule) -> Result<(), Violation> {
-        match self.key_write {
-            KeyWrite::Layer => Ok(()),
-            other => Err(Violation::new(
+    /// Refuses a layer of a replayed step or a verification that shares the keys of another one.
+    pub(crate) fn check_own_keys(&self, layer: usize, rule: &'static Rule) -> Result<(), Violation> {
+        match self.shares_keys {
+            false => Ok(()),
+            true => Err(Violation::new(
                 rule,
-                format_args!("keys that are written otherwise ({other:?}) in layer {layer}"),
+                format_args!("shared keys of layer {layer}"),
                 "a layer that writes its keys",
-                "compute the step without graph or tree, by `Attention::begin`, whose layers take `KeyWrite`",
+                "compute the step without graph or tree, by `Attention::begin`, whose layers share keys",
             )),
         }
     }

@@ -45,7 +45,7 @@ pub(crate) use layer_check::{STEP_HEADS_FIX, StepRows};
 pub use layer_group::LayerGroup;
 pub(crate) use layer_group::LayerPlace;
 pub(crate) use layer_inputs::names_of_keys;
-pub use layer_inputs::{AnyLayerInputs, KeyWrite, LayerInputs};
+pub use layer_inputs::{AnyLayerInputs, LayerInputs};
 pub use native_sparse::NativeSparse;
 pub use native_step::NativeStep;
 pub use native_tensors::{NativeBranches, NativeTensors};

@@ -14,7 +14,7 @@ use super::attention::Attention;
 use super::convolution_step::ConvolutionInputs;
 use super::layer_check::{InputKinds, check_layer};
 use super::layer_group::LayerGroup;
-use super::layer_inputs::{AnyLayerInputs, KeyWrite, LayerInputs};
+use super::layer_inputs::{AnyLayerInputs, LayerInputs};
 use super::linear_step::{LinearStep, STATES_AGAIN, check_states_causal, check_whole};
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
@@ -127,7 +127,7 @@ pub struct Step<'a, T: Element> {
 #[derive(Debug)]
 struct GroupStep<'a, T: Element> {
     metadata: &'a AttentionMetadata,
-    /// The metadata of layers that do not write: they read their keys from the cache in every step.
+    /// The metadata of layers that share keys: they read their keys from the cache in every step.
     cached: Option<AttentionMetadata>,
     block_table: BlockTable,
     /// The write that the first layer has prepared for all layers.
@@ -150,9 +150,8 @@ struct LayerPlan<T: Element> {
 }
 
 impl<'a, T: Element> Step<'a, T> {
-    /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless
-    /// [`KeyWrite`] says that they are there, then attends.
-    /// Returns at once. The first layer of a group with a mask plans for all its layers with it. The attention is
+    /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless it
+    /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a group with a mask plans for all its layers with it. The attention is
     /// `[tokens, N, D]`; of latent attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step
     /// have the form of the first.
     ///
@@ -166,7 +165,7 @@ impl<'a, T: Element> Step<'a, T> {
     /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step had
     /// none, or none where it had, and for queries over latents in another form,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
-    /// [`STEP_SHARED_KEYS`](crate::rules::STEP_SHARED_KEYS) for [shared keys](KeyWrite::Shared) of one that was not,
+    /// [`STEP_SHARED_KEYS`](crate::rules::STEP_SHARED_KEYS) for [shared keys](LayerInputs::shared_keys) of one that was not,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave back,
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for one that shows more than the causality of the layer's
     /// group; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
@@ -312,9 +311,9 @@ impl<'a, T: Element> Step<'a, T> {
         into: Option<&Tensor<T>>,
         launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        let admitted = match inputs.key_write {
-            KeyWrite::Shared => self.layers.check_written(layer),
-            KeyWrite::Layer | KeyWrite::Program => self.layers.check_not_repeated(layer),
+        let admitted = match inputs.shares_keys {
+            true => self.layers.check_written(layer),
+            false => self.layers.check_not_repeated(layer),
         };
         let outcome = match admitted {
             Ok(()) => self.queue_layer(layer, inputs, into, launch).map_err(|why| self.named_layer(why, layer)),
@@ -362,17 +361,17 @@ impl<'a, T: Element> Step<'a, T> {
         let known = known.and_then(|at| Some((at, layers.get_mut(at.group)?, self.groups.get_mut(at.group)?)));
         let (place, layers, step) = known.ok_or_else(|| no_layer(layer, places.len()))?;
         let GroupStep { metadata, cached, block_table, write, planned, plan_of, keys_of } = step;
-        let &LayerInputs { query, key, value, learnable_sink, latent, key_write, .. } = inputs;
+        let &LayerInputs { query, key, value, learnable_sink, latent, shares_keys, .. } = inputs;
         let keys = [key, value].map(|tensor| tensor.as_raw().addr());
         let written = keys_of.get(place.layer).copied().flatten();
-        if key_write == KeyWrite::Shared && written != Some(keys) {
+        if shares_keys && written != Some(keys) {
             let given = format_args!("shared keys of layer {layer} in other tensors than it was queued with");
             return Err(rules::STEP_SHARED_KEYS.broken(given, "the same key and value").into());
         }
         let slots = metadata.slots();
-        let metadata = match key_write {
-            KeyWrite::Layer => *metadata,
-            KeyWrite::Shared | KeyWrite::Program => cached.get_or_insert_with(|| {
+        let metadata = match shares_keys {
+            false => *metadata,
+            true => cached.get_or_insert_with(|| {
                 let mut cached = metadata.clone();
                 cached.read_cache();
                 cached
@@ -420,7 +419,7 @@ impl<'a, T: Element> Step<'a, T> {
         let planned = &planned[at];
         planned.input_kinds.check_same(&tensors)?;
         let cache = &mut layers.cache;
-        if key_write == KeyWrite::Layer {
+        if !shares_keys {
             let write = match write {
                 Some(write) => write,
                 None => write.insert(CacheWrite::plan(cache, self.stream, slots, key, value)?),
@@ -432,10 +431,9 @@ impl<'a, T: Element> Step<'a, T> {
                 self.layers.lose_group(place.group);
             }
             written?;
-        }
-        self.layers.begin_write();
-        if let Some(known) = keys_of.get_mut(place.layer) {
-            *known = Some(keys);
+            if let Some(known) = keys_of.get_mut(place.layer) {
+                *known = Some(keys);
+            }
         }
         launch(&planned.plan.selected.plan, self.stream, &tensors)
     }

@@ -13,7 +13,7 @@ use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, KeyWrite, LayerGroup, LayerInputs, LayerMask, NamedMask,
+    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask,
     NamedMaskAttention, PagedDecode, PromptAndIncre, StatePolicy, rules,
 };
 use proptest::prelude::*;
@@ -161,7 +161,7 @@ impl<'a> Engine<'a> {
             if layer % 2 == 1 {
                 // A layer that shares the keys of this one, with its mask.
                 let mask = self.model.of_layers[layer].map(|at| &self.masks[at].kind);
-                let inputs = LayerInputs::from((&query, &key, &value)).key_write(KeyWrite::Shared);
+                let inputs = LayerInputs::from((&query, &key, &value)).shared_keys();
                 let inputs = mask.map_or(inputs, |mask| inputs.mask(mask));
                 results.push((layer, step.forward(layer, inputs).unwrap()));
             }

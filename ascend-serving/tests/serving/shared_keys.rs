@@ -1,14 +1,14 @@
-//! Layers that attend without writing: keys that a layer shares, and keys that the program has written itself.
+//! Layers that attend without writing, to keys of another layer.
 
 use crate::harness;
 use approx::abs_diff_eq;
 
 use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, Causality, FusedAttention, GraphLimits,
-    KeyWrite, LayerInputs, StatePolicy, rules,
+    LayerInputs, StatePolicy, rules,
 };
 
 const LAYERS: usize = 2;
@@ -56,14 +56,14 @@ fn keys_are_shared_by_layers_behind_the_one_that_has_them() {
     let names: Vec<u64> = (1..6).collect();
     let [query, key, value] = &rows(&stream, &names, 0);
     let inputs = LayerInputs::from((query, key, value));
-    let shared = inputs.key_write(KeyWrite::Shared);
+    let shared = inputs.shared_keys();
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let refused = step.forward(0, shared).unwrap_err();
     assert!(refused.breaks(&rules::STEP_SHARED_KEYS), "{refused}");
     step.forward(0, inputs).unwrap();
     // Keys of other tensors, a layer of another number, and one that there is not.
     let [_, other, _] = &rows(&stream, &names, 1);
-    let of_others = LayerInputs::from((query, other, value)).key_write(KeyWrite::Shared);
+    let of_others = LayerInputs::from((query, other, value)).shared_keys();
     for (layer, inputs) in [(0, of_others), (1, shared)] {
         let refused = step.forward(layer, inputs).unwrap_err();
         assert!(refused.breaks(&rules::STEP_SHARED_KEYS), "{refused}");
@@ -77,7 +77,7 @@ fn keys_are_shared_by_layers_behind_the_one_that_has_them() {
     let mut output = Tensor::empty(stream.device(), [5, shape().heads, DIM]).unwrap();
     step.forward_into(0, shared, &mut output).unwrap();
     assert_computed(&stream, &output, &names, 0);
-    let again = LayerInputs::from((query, key, value)).key_write(KeyWrite::Shared);
+    let again = LayerInputs::from((query, key, value)).shared_keys();
     assert_computed(&stream, &step.forward(1, again).unwrap(), &names, 1);
     step.end().unwrap();
 }
@@ -91,43 +91,8 @@ fn a_step_without_its_own_layer_does_not_end() {
     let inputs = LayerInputs::from((query, key, value));
     let mut step = attention.begin(&stream, &metadata).unwrap();
     step.forward(0, inputs).unwrap();
-    step.forward(0, inputs.key_write(KeyWrite::Shared)).unwrap();
+    step.forward(0, inputs.shared_keys()).unwrap();
     assert!(step.end().unwrap_err().breaks(&rules::STEP_LAYERS_MISSING));
-}
-
-#[test]
-fn keys_that_the_program_writes_are_read_and_forgotten_ones_found() {
-    let stream = harness::stream();
-    let mut attention = attention(&stream);
-    let (mut sequence, metadata) = begun(&stream, &mut attention, 5);
-    let names: Vec<u64> = (1..6).collect();
-    let layers = [0, 1].map(|layer| rows(&stream, &names, layer));
-    let [_, key, value] = &layers[0];
-    let write = CacheWrite::plan(attention.cache(), &stream, metadata.slots(), key, value).unwrap();
-    for (layer, [_, key, value]) in layers.iter().enumerate() {
-        attention.cache_mut().write(&stream, &write, layer, key, value).unwrap();
-    }
-    let mut step = attention.begin(&stream, &metadata).unwrap();
-    for (layer, [query, key, value]) in layers.iter().enumerate() {
-        let inputs = LayerInputs::from((query, key, value)).key_write(KeyWrite::Program);
-        assert_computed(&stream, &step.forward(layer, inputs).unwrap(), &names, layer);
-        assert!(step.forward(layer, inputs).unwrap_err().breaks(&rules::STEP_LAYER_REPEATED));
-    }
-    step.end().unwrap();
-    assert_eq!(attention.computed_tokens(&sequence).unwrap(), 5);
-
-    if harness::not_on_npu("nothing finds unwritten keys there") {
-        return;
-    }
-    // The next token, whose keys nobody writes.
-    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    attention.grow(&stream, &mut sequence, 1).unwrap();
-    let metadata = attention.metadata(&[BatchRequest::of(&sequence, 1)], StatePolicy::default()).unwrap();
-    let [query, key, value] = &rows(&stream, &[6], 0);
-    let mut step = attention.begin(&stream, &metadata).unwrap();
-    let inputs = LayerInputs::from((query, key, value)).key_write(KeyWrite::Program);
-    let found = step.forward(0, inputs).and_then(|output| Ok(output.download(&stream)?)).unwrap_err();
-    assert!(found.to_string().contains("written"), "{found}");
 }
 
 #[test]
@@ -139,10 +104,8 @@ fn graphs_write_their_keys() {
     let [query, key, value] = &rows(&stream, &[1], 0);
     let inputs = LayerInputs::from((query, key, value));
     let mut step = graphs.begin(&stream, &mut metadata).unwrap();
-    for key_write in [KeyWrite::Shared, KeyWrite::Program] {
-        let refused = step.forward(0, inputs.key_write(key_write)).unwrap_err();
-        assert!(refused.breaks(&rules::GRAPH_INPUTS), "{refused}");
-    }
+    let refused = step.forward(0, inputs.shared_keys()).unwrap_err();
+    assert!(refused.breaks(&rules::GRAPH_INPUTS), "{refused}");
     let output = step.forward(0, inputs).unwrap().clone();
     assert_computed(&stream, &output, &[1], 0);
 }
