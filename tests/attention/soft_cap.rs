@@ -80,7 +80,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 0, ..ProptestConfig::default() })]
 
     #[test]
-    fn capped_scores_are_their_definition(sizes in sizes(), scale in 0.1f64..1.5, cap in prop::sample::select(vec![0.3, 2.0, 50.0])) {
+    fn capped_scores_are_their_definition(
+        sizes in sizes(),
+        scale in 0.1f64..1.5,
+        cap in prop::sample::select(vec![0.3, 2.0, 50.0]),
+    ) {
         if harness::not_on_npu(WHY) {
             return Ok(());
         }
@@ -106,7 +110,9 @@ proptest! {
         let (plain, plain_lse) = computed(&stream, sizes, scale, None);
         let furthest = |cap: f64| {
             let (got, lse) = computed(&stream, sizes, scale, Some(cap));
-            let far = |got: &[f64], plain: &[f64]| got.iter().zip(plain).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let far = |got: &[f64], plain: &[f64]| {
+                got.iter().zip(plain).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+            };
             (far(&got, &plain), far(&lse, &plain_lse))
         };
         let (attention, lse) = furthest(1e30);

@@ -151,9 +151,9 @@ struct LayerPlan<T: Element> {
 
 impl<'a, T: Element> Step<'a, T> {
     /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless it
-    /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a group with a mask plans for all its layers with it. The attention is
-    /// `[tokens, N, D]`; of latent attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step
-    /// have the form of the first.
+    /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a
+    /// group with a mask plans for all its layers with it. The attention is `[tokens, N, D]`; of latent attention the
+    /// [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
     ///
     /// A layer of linear attention gets its [`DeltaTensors`], packed, with the padding of the metadata: its states take
     /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding. The first one
@@ -165,7 +165,8 @@ impl<'a, T: Element> Step<'a, T> {
     /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step had
     /// none, or none where it had, and for queries over latents in another form,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
-    /// [`STEP_SHARED_KEYS`](crate::rules::STEP_SHARED_KEYS) for [shared keys](LayerInputs::shared_keys) of one that was not,
+    /// [`STEP_SHARED_KEYS`](crate::rules::STEP_SHARED_KEYS) for [shared keys](LayerInputs::shared_keys) of one that was
+    /// not,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave back,
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for one that shows more than the causality of the layer's
     /// group; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;

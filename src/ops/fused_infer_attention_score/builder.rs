@@ -98,8 +98,8 @@ impl FusedInferAttention {
     /// **Computed by the emulation alone**: no operator of an NPU caps scores, and on any other platform than
     /// [`Platform::Emulated`](crate::Platform::Emulated) planning is an
     /// [`EMULATED_ONLY`](crate::rules::EMULATED_ONLY). Each scaled score becomes `cap * tanh(score / cap)` before
-    /// position bias, mask and softmax, as in Gemma 2 (`attn_logit_softcapping`, 50) and Grok (30), so that what a model
-    /// with caps does around its attention can be tested without an NPU. A sink is no score and stays as it is.
+    /// position bias, mask and softmax, as in Gemma 2 (`attn_logit_softcapping`, 50) and Grok (30), so that what a
+    /// model with caps does around its attention can be tested without an NPU. A sink is no score and stays as it is.
     ///
     /// Launches of such a plan are not recorded in case files, which hold calls of the operator.
     ///
