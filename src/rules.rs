@@ -20,6 +20,9 @@ ascend_spec::library_rules! {
         "an operator of a package other than CANN is called on an NPU once the program has vouched for its arguments",
         "read the header of the installed package, and call `causal_conv::trust_package` if it has these arguments; or \
          convolve on the host";
+    EMULATED_ONLY = "platform.emulated_only",
+        "what no operator of an NPU computes is planned on the emulation alone",
+        "compute it without the operator on an NPU, or choose the platform emulated (`Runtime::emulated`)";
     LENGTHS_ENDS = "lengths.ends", "cumulative ends do not decrease, and have no leading 0 entry",
         "give the sums of the lengths up to each request: ends that do not decrease, without a leading 0";
     LENGTHS_BATCH = "lengths.batch", "every list of a batch has one entry for each request",

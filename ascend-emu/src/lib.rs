@@ -171,6 +171,7 @@
 //!
 //! # Differences from hardware
 //!
+//! - [`emulated_only`] has what no operator of an NPU computes; programs in C do not reach it.
 //! - A wrong handle, a second destruction or a consumed executor is an error with a message; hardware crashes.
 //! - A device fault leaves the device usable; only a stream in the mode `ACL_STOP_ON_FAILURE` takes no further work
 //!   until it is aborted.
@@ -206,6 +207,7 @@ mod collectives;
 mod config;
 mod descriptor;
 mod elements;
+pub mod emulated_only;
 mod executor;
 mod fault;
 mod fault_plan;

@@ -249,6 +249,9 @@ ascend_attention::spec::library_rules! {
         "a step of sparse attention caches the keys of every indexer, among which later steps choose",
         "call `SparseStep::choose` for every indexer before the last layer, or make the cache of index keys with fewer "
         "layers";
+    STEP_SHARED_KEYS = "step.shared_keys",
+        "keys that a layer shares are those of a layer that was queued before in the step, with the same tensors",
+        "queue the layer that has the keys first, by its own number, and bring the tensors that it was queued with";
     STEP_KIND = "step.kind",
         "a layer of linear attention gets the tensors of the delta rule, and a layer of attention query, key and value",
         "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "
@@ -329,8 +332,9 @@ ascend_attention::spec::library_rules! {
         "pool, which is a group, counted from 0",
         "give all caches of the model one block size, leave encoders out, and share prefixes by groups";
     OPTION_SOFT_CAP = "option.soft_cap",
-        "no operator here caps scores before the softmax",
-        "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product";
+        "no operator of an NPU caps scores before the softmax; the emulation does in calls of FusedInferAttentionScore",
+        "compute these layers without the operator: scores by a matrix product, cap, mask, softmax, product; on the "
+        "emulation by `AttentionShape::emulated_only_soft_cap`";
     OPTION_ALIBI = "option.alibi",
         "steps add no bias by distance: packed calls take none",
         "call `FusedInferAttention` without a step, in BNSD or BSND, with the distances times the slopes as "
@@ -341,9 +345,6 @@ ascend_attention::spec::library_rules! {
     OPTION_CROSS_ATTENTION = "option.cross_attention",
         "a step's keys are those of its own requests",
         "serve these layers by `CrossAttention`, beside this attention for the decoder's own tokens";
-    OPTION_SHARED_KV = "option.shared_kv",
-        "each layer of a step brings keys and values",
-        "bring the keys and values of the layer that is read once more, into a cache with as many layers";
     BATCH_EMPTY = "batch.empty",
         "a batch has requests, and each has query tokens",
         "leave empty requests out, and skip a step without any";

@@ -33,6 +33,7 @@ mod allowed;
 pub mod attention_problem;
 mod cann;
 pub mod collective;
+mod content_fault;
 mod contract;
 pub mod declared;
 mod dims;
@@ -49,6 +50,7 @@ mod target;
 mod tensor;
 
 pub use cann::{Cann, Release, UnknownRelease};
+pub use content_fault::ContentFault;
 pub use contract::each_lint;
 pub use dims::Dims;
 pub use dtype::DType;

@@ -101,7 +101,8 @@ fn attended(
             let key = &key[at..at + DIM];
             key.iter().zip(query).map(|(a, b)| a * b).sum()
         };
-        let scores: Vec<f64> = keys.iter().map(|key| shape.scale * dot(key)).collect();
+        let capped = |score: f64| shape.emulated_only_soft_cap.map_or(score, |cap| cap * (score / cap).tanh());
+        let scores: Vec<f64> = keys.iter().map(|key| capped(shape.scale * dot(key))).collect();
         let logits = || scores.iter().chain(sinks.get(head));
         let max = logits().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = logits().map(|s| (s - max).exp()).sum();

@@ -51,7 +51,7 @@ impl AttentionCase {
     pub fn record<'a, T: Element>(stream: &Stream, plan: &Plan, inputs: impl Into<Inputs<'a, T>>) -> Result<Self> {
         stream.synchronize()?;
         let live = plan.live(&inputs.into().tensors());
-        let case = live.map_or_else(|| Err("a plan of parts".to_owned()), |live| live.case());
+        let case = live.map_or_else(|| Err("a plan of parts, or one with a cap".to_owned()), |live| live.case());
         let case = case.and_then(|case| case.attention().map_err(|error| error.to_string()));
         case.map_err(|why| {
             Error::invalid(

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::Rule;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
+use ascend_spec::{ContentFault as _, Rule};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;

@@ -96,6 +96,8 @@ struct RecordedCall {
     call: AnyArguments<TensorDesc>,
     /// The version that launches call, counted from 1.
     version: u8,
+    /// Whether launches compute what this call says, so that case files may have them.
+    is_whole: bool,
 }
 
 impl<O: Operation> Plan<O> {
@@ -106,7 +108,15 @@ impl<O: Operation> Plan<O> {
 
     /// The plan, whose launches are recorded as this call of the operator's version of this number.
     pub(crate) fn recorded_as(mut self, call: AnyArguments<TensorDesc>, version: u8) -> Self {
-        self.recorded = Some(Box::new(RecordedCall { call, version }));
+        self.recorded = Some(Box::new(RecordedCall { call, version, is_whole: true }));
+        self
+    }
+
+    /// The plan, whose launches compute more than a call of the operator says, and are not recorded.
+    pub(crate) fn unrecorded(mut self) -> Self {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.is_whole = false;
+        }
         self
     }
 
@@ -247,7 +257,7 @@ impl<O: Operation> Plan<O> {
     ) -> Result<()> {
         self.context().admits("stream", stream.context())?;
         self.call.check_inputs(inputs)?;
-        let Some(RecordedCall { call, version }) = self.recorded.as_deref() else {
+        let Some(RecordedCall { call, version, .. }) = self.recorded.as_deref() else {
             return Ok(());
         };
         let (mut first, failed) = (None, RefCell::new(None));
@@ -314,7 +324,7 @@ impl<O: Operation> Plan<O> {
     /// A launch with these tensors, to be recorded.
     #[cold]
     pub(crate) fn live(&self, tensors: &impl Tensors<O::Parameter>) -> Option<LiveCall> {
-        let RecordedCall { call, version } = &**self.recorded.as_ref()?;
+        let RecordedCall { call, version, .. } = self.recorded.as_deref().filter(|recorded| recorded.is_whole)?;
         let fixed = self.call.each_fixed();
         Some(LiveCall::new(self.context(), call, *version, tensors, fixed))
     }

@@ -29,6 +29,7 @@ mod quant_indexer;
 mod quant_sparse;
 mod refusals;
 mod scatter;
+mod soft_cap;
 mod sparse;
 mod sparse_batches;
 mod typed_calls;

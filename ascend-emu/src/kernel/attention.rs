@@ -13,7 +13,7 @@ use super::tensor::output::OutputTensor;
 use super::tensor::strided::{Sizes, WriteTensor};
 use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
 use ascend_spec::attention_problem::{
-    AttentionProblem, Grid, Padding, Rows, ScaleOffset, SmallTensor, TensorRole, Work,
+    AttentionProblem, Grid, Padding, Rows, ScaleOffset, SmallTensor, SoftCap, TensorRole, Work,
 };
 use ascend_spec::{DType, MaskGeometry};
 use rayon::prelude::*;
@@ -35,10 +35,14 @@ pub(super) struct Attention {
     pub(super) dim: usize,
     /// Elements of a value and of an output.
     pub(super) value_dim: usize,
-    /// Factor of the queries: the scale times `log2 e`, or 1 for an INT8 query, whose products are exact.
+    /// Factor of the queries: the scale times `log2 e`, or 1 for an INT8 query, whose products are exact. The scale
+    /// alone where scores are capped.
     query_scale: f32,
-    /// Factor of the products of queries and keys: what `query_scale` leaves of the scale times `log2 e`.
-    pub(super) scale: f32,
+    /// Factor of the products of queries and keys: what `query_scale` leaves of the scale times `log2 e`, or of the
+    /// scale where scores are capped.
+    scale: f32,
+    /// Cap of the scaled products, which are multiplied with `log2 e` behind it.
+    soft_cap: Option<SoftCap>,
     query: InputTensor,
     query_rope: Option<InputTensor>,
     query_quantisation: Option<Quantisation>,
@@ -127,7 +131,8 @@ impl Attention {
         let first = |grid: Grid| scales(grid, 1).of_row((0, 0, 0));
         let keys_scale = problem.key_quantisation.map(|tensors| tensors.scale);
         let scale = problem.scale * int8.map_or(1.0, |[scale, ..]| f64::from(scale));
-        let scale = (scale * std::f64::consts::LOG2_E) as f32;
+        let unit = if problem.soft_cap.is_some() { 1.0 } else { std::f64::consts::LOG2_E };
+        let scale = (scale * unit) as f32;
         let (keys, values) = (problem.head_dim, problem.value_dim);
         // Without keys the number of key heads does not matter, and no rule has checked it.
         let (kv_heads, group) = match (attends, problem.group()) {
@@ -174,6 +179,7 @@ impl Attention {
             value_dim: values,
             query_scale: if int8.is_some() { 1.0 } else { scale },
             scale: if int8.is_some() { scale } else { 1.0 },
+            soft_cap: problem.soft_cap,
             query: source(TensorRole::Query, &problem.query, sizes(keys)),
             query_rope: problem.query_rope.map(|rope| source(TensorRole::QueryRope, &rope, rope_sizes)),
             query_quantisation: quantisation(&problem.query_quantisation, problem.heads, keys),
@@ -224,6 +230,7 @@ impl Attention {
             value_dim: call.value_dim,
             query_scale: (call.scale * std::f64::consts::LOG2_E) as f32,
             scale: 1.0,
+            soft_cap: None,
             query: call.query,
             query_rope: call.query_rope,
             query_quantisation: None,
@@ -294,6 +301,23 @@ impl Attention {
     pub(super) fn values_are_keys(&self, sequence: &Sequence) -> bool {
         let plain = self.key_quantisation.is_none() && self.value_quantisation.is_none();
         plain && sequence.kv.values_are_keys()
+    }
+
+    /// Whether scores differ from the products of queries and keys, without bias and mask.
+    pub(super) fn rescales(&self) -> bool {
+        self.scale != 1.0 || self.soft_cap.is_some()
+    }
+
+    /// Makes scores of products of queries and keys, in the units of scores, without bias and mask.
+    #[inline(always)]
+    pub(super) fn rescale<'a>(&self, products: impl Iterator<Item = &'a mut f32>) {
+        match self.soft_cap {
+            None => products.for_each(|product| *product *= self.scale),
+            Some(cap) => products.for_each(|product| {
+                let capped = cap.of(f64::from(*product * self.scale));
+                *product = (capped * std::f64::consts::LOG2_E) as f32;
+            }),
+        }
     }
 
     /// Number of vectors of a query or a key.

@@ -11,9 +11,9 @@
 //!
 //! The rows of a state do not depend on each other. Sixteen of them are computed at a time, which one pass multiplies
 //! with both the decayed key and the decayed query: the output of the state behind the token is that of the state
-//! before, plus the correction times `k·q`. A second pass corrects the rows and writes them. A task has a head of a
-//! sequence, and a result depends on the call and the instruction set alone. `delta_chunks` computes the same for
-//! prompts.
+//! before, plus the correction times `k·q`. A second pass corrects the rows, and writes them while they are in
+//! registers. A task has a head of a sequence, and a result depends on the call and the instruction set alone.
+//! `delta_chunks` computes the same for prompts.
 
 use super::prefetch::{CACHE_LINE, CacheLevel, prefetch};
 use super::scratch::{Scratch, take};
@@ -23,6 +23,7 @@ use ascend_spec::ops::delta_rule::{DeltaRuleProblem, Run};
 use ascend_spec::{DType, TensorDesc};
 use half::bf16;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Rows of a state whose products are summed together.
 const ROWS: usize = 4;
@@ -138,17 +139,56 @@ impl Tensor {
     /// The tensor has the elements, which are live and accessed by no other thread.
     #[inline(always)]
     pub(super) unsafe fn write_row<S: Simd>(&self, simd: S, place: [usize; 4], values: &[Vector], count: usize) {
-        let (whole, rest) = values.split_at(self.whole(count));
+        let whole = self.whole(count);
         let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
-        for (block, values) in whole.iter().enumerate() {
-            let mut rounded = [0.0; WIDTH];
-            simd.store(simd.round_bf16(simd.load(values)), &mut rounded);
-            let bits = rounded.map(|value: f32| (value.to_bits() >> 16) as u16);
+        for (block, values) in values[..whole].iter().enumerate() {
+            let bits = halves(simd, simd.load(values));
             // SAFETY: the caller's promise, for each element. No alignment is assumed.
             unsafe { first.wrapping_add(block).write_unaligned(bits) };
         }
-        let elements = whole.len() * WIDTH..count;
-        for (element, &value) in elements.zip(rest.as_flattened()) {
+        // SAFETY: the caller's promise.
+        unsafe { self.write_rest(place, values, whole * WIDTH..count) };
+    }
+
+    /// Decays a row of a state, corrects it by a token and writes it, in one pass.
+    ///
+    /// # Safety
+    ///
+    /// As for [`write_row`](Self::write_row).
+    #[inline(always)]
+    unsafe fn write_corrected<S: Simd>(
+        &self,
+        simd: S,
+        place: [usize; 4],
+        count: usize,
+        state: &mut [Vector],
+        Correction { decays, keys, correction }: Correction<'_>,
+    ) {
+        let whole = self.whole(count);
+        let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
+        let factor = simd.splat(correction);
+        for (block, ((state, decay), key)) in state.iter_mut().zip(decays).zip(keys).enumerate() {
+            let decayed = simd.multiply(simd.load(state), simd.load(decay));
+            let corrected = simd.mul_add(factor, simd.load(key), decayed);
+            simd.store(corrected, state);
+            if block < whole {
+                // SAFETY: the caller's promise, for each element. No alignment is assumed.
+                unsafe { first.wrapping_add(block).write_unaligned(halves(simd, corrected)) };
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.write_rest(place, state, whole * WIDTH..count) };
+    }
+
+    /// Writes some elements of the last axis one by one.
+    ///
+    /// # Safety
+    ///
+    /// As for [`write_row`](Self::write_row), of these elements.
+    #[inline(always)]
+    unsafe fn write_rest(&self, place: [usize; 4], values: &[Vector], elements: Range<usize>) {
+        let rest = &values.as_flattened()[elements.start..];
+        for (element, &value) in elements.zip(rest) {
             let step = element as isize * self.step as isize;
             // SAFETY: the caller's promise, for each element. No alignment is assumed.
             unsafe {
@@ -202,7 +242,7 @@ pub(crate) struct Buffers<'a> {
 ///
 /// The tensors are those of a call that the problem resolves; their bytes, as the problem counts those that a launch
 /// touches, are live and accessed by no other thread, and outputs share no memory with other tensors. Tokens and slots
-/// of the runs are within the tensors.
+/// of the runs are within the tensors, and each token has a slot.
 pub(crate) unsafe fn run(problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
     // SAFETY: the caller keeps this contract.
     unsafe { run_under(Level::chosen(), problem, runs, buffers) }
@@ -304,12 +344,13 @@ impl Kernel for Head<'_> {
                         let place = [run.start, head + row / value_dim, row % value_dim, 0];
                         buffers.begin.prefetch_row(CacheLevel::L1, place, dim);
                     }
-                    correct(simd, state, decays, keys, correction);
-                    if let Some(&slot) = buffers.slots.get(token) {
-                        let place = [slot as usize, head, first + row, 0];
-                        // SAFETY: the promise of `run`, by which the slot is one of the pool, and this task's alone.
-                        unsafe { buffers.end.write_row(simd, place, state, dim) };
-                    }
+                    let Some(&slot) = buffers.slots.get(token) else {
+                        return;
+                    };
+                    let place = [slot as usize, head, first + row, 0];
+                    let correction = Correction { decays, keys, correction };
+                    // SAFETY: the promise of `run`, by which the slot is one of the pool, and this task's alone.
+                    unsafe { buffers.end.write_corrected(simd, place, dim, state, correction) };
                 }
                 if let Some(tensor) = &buffers.out {
                     // SAFETY: the promise of `run`, by which the token is one of the tensors.
@@ -382,12 +423,18 @@ fn dots<S: Simd>(simd: S, state: &[Vector], pairs: &[[Vector; 2]]) -> [Vector; 2
     [simd.horizontal_sums(all[0]), simd.horizontal_sums(all[1])]
 }
 
-/// Decays a row of a state and corrects it by a token.
+/// What a token changes in a row of a state: each element decays, then the key times a number is added.
+#[derive(Clone, Copy)]
+struct Correction<'a> {
+    decays: &'a [Vector],
+    keys: &'a [Vector],
+    correction: f32,
+}
+
+/// The bits of a vector in BF16, rounded to the nearest, ties to even.
 #[inline(always)]
-fn correct<S: Simd>(simd: S, state: &mut [Vector], decays: &[Vector], keys: &[Vector], correction: f32) {
-    let correction = simd.splat(correction);
-    for ((state, decay), key) in state.iter_mut().zip(decays).zip(keys) {
-        let decayed = simd.multiply(simd.load(state), simd.load(decay));
-        simd.store(simd.mul_add(correction, simd.load(key), decayed), state);
-    }
+fn halves<S: Simd>(simd: S, register: S::Register) -> [u16; WIDTH] {
+    let mut rounded = [0.0; WIDTH];
+    simd.store(simd.round_bf16(register), &mut rounded);
+    rounded.map(|value: f32| (value.to_bits() >> 16) as u16)
 }

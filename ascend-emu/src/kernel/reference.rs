@@ -213,7 +213,9 @@ impl Call<'_, '_, '_> {
             .iter()
             .map(|&j| {
                 let dot: f64 = query.iter().zip(&keys[j]).map(|(q, k)| q * k).sum();
-                dot * scale + self.bias((b, head, first_row + i), first_key + j, (i, j))
+                let scaled = dot * scale;
+                let score = problem.soft_cap.map_or(scaled, |cap| cap.of(scaled));
+                score + self.bias((b, head, first_row + i), first_key + j, (i, j))
             })
             .collect();
         // The attention sink is a score without a value.

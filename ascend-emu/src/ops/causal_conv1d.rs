@@ -85,7 +85,7 @@ fn checked_runs(
     problem: &ConvProblem,
     contents: ConvContents<'_>,
 ) -> Result<(Vec<ConvRun>, bool), Fault> {
-    let report = |fault: ConvFault| {
+    launch.runs(problem.runs(contents), problem.shared_line(contents), |fault| {
         let kind = match fault {
             ConvFault::Starts { .. } | ConvFault::Accepted { .. } | ConvFault::FullLine { .. } => {
                 FindingKind::SequenceLength
@@ -93,18 +93,8 @@ fn checked_runs(
             ConvFault::NoLine { .. } => FindingKind::SlotOutOfRange,
             ConvFault::SharedLine { .. } => FindingKind::DuplicateSlot,
         };
-        launch.suspect(kind, fault.tensor(), format_args!("{}: {fault}", fault.tensor()))
-    };
-    let mut runs = Vec::new();
-    for run in problem.runs(contents) {
-        match run {
-            Ok(run) => runs.push(run),
-            Err(fault) => report(fault)?,
-        }
-    }
-    let shared = problem.shared_line(contents);
-    shared.map_or(Ok(()), report)?;
-    Ok((runs, shared.is_some()))
+        (kind, fault.tensor())
+    })
 }
 
 impl DeclaredOperator for CausalConvOperator {

@@ -20,7 +20,7 @@ pub(super) fn runs<O: DeclaredOperator>(
     problem: &DeltaRuleProblem,
     contents: DeltaRuleContents<'_>,
 ) -> Result<(Vec<Run>, bool), Fault> {
-    let report = |fault: DeltaRuleFault| {
+    launch.runs(problem.runs(contents), problem.shared_slot(contents), |fault| {
         let kind = match fault {
             DeltaRuleFault::Length { .. } | DeltaRuleFault::Accepted { .. } | DeltaRuleFault::Few { .. } => {
                 FindingKind::SequenceLength
@@ -28,18 +28,8 @@ pub(super) fn runs<O: DeclaredOperator>(
             DeltaRuleFault::NoSlot { .. } => FindingKind::SlotOutOfRange,
             DeltaRuleFault::SharedSlot { .. } | DeltaRuleFault::RepeatedSlot { .. } => FindingKind::DuplicateSlot,
         };
-        launch.suspect(kind, fault.tensor(), format_args!("{}: {fault}", fault.tensor()))
-    };
-    let mut runs = Vec::new();
-    for run in problem.runs(contents) {
-        match run {
-            Ok(run) => runs.push(run),
-            Err(fault) => report(fault)?,
-        }
-    }
-    let shared = problem.shared_slot(contents);
-    shared.map_or(Ok(()), report)?;
-    Ok((runs, shared.is_some()))
+        (kind, fault.tensor())
+    })
 }
 
 /// The parameters of an operator that its kernel reads and writes; it may have no decay of columns.

@@ -3,13 +3,14 @@
 use super::attention::{Attention, AttentionCall};
 use super::entry_point::{executor_of, phase_one, phase_two};
 use crate::descriptor::DescribedTensor;
+use crate::emulated_only;
 use crate::fault::Fault;
 use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::observe::{ObservedCall, observer};
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Outcome, contain};
+use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Failure, Outcome, contain};
 use ascend_spec::ops::fused_infer_attention_score::{Arguments, Version};
 use ascend_spec::{Target, TensorDesc, arguments_of_version, fused_infer_attention_score_arguments};
 use ascend_sys::bindings::aclOpExecutor;
@@ -40,11 +41,18 @@ impl AttentionCall for Arguments<TensorDesc> {
 
 /// Checks a call for a product and a release.
 fn checked(arguments: Arguments<TensorDesc>, version: Version, target: Target) -> Outcome<Checked> {
+    let new = |arguments| {
+        let mut op = Checked::new(arguments, version, target, false)?;
+        if let Some(problem) = &mut op.problem {
+            problem.soft_cap = emulated_only::soft_cap();
+        }
+        Ok(op)
+    };
     let Some(observer) = observer() else {
-        return Checked::new(arguments, version, target, false);
+        return new(arguments);
     };
     let kept = arguments.clone();
-    Checked::new(arguments, version, target, false).inspect_err(|failure| {
+    new(arguments).inspect_err(|failure: &Failure| {
         let call = kept.call();
         let observed = ObservedCall::unread(&call, version, target);
         let _ = contain(ACLNN_INNER, || {

@@ -98,6 +98,32 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         };
         Ok(report(self.check, AICORE_EXCEPTION, suspicion)?)
     }
+
+    /// The sequences that the numbers of the launch lead to, and whether two of them share what they write. Faults are
+    /// reported, each with its kind and tensor; a sequence with one is left out.
+    ///
+    /// # Errors
+    /// A device fault in strict mode.
+    pub(super) fn runs<R, F: Display>(
+        &self,
+        found: impl Iterator<Item = Result<R, F>>,
+        shared: Option<F>,
+        place: impl Fn(&F) -> (FindingKind, &'static str),
+    ) -> Result<(Vec<R>, bool), Fault> {
+        let report = |fault: &F| {
+            let (kind, tensor) = place(fault);
+            self.suspect(kind, tensor, format_args!("{tensor}: {fault}"))
+        };
+        let mut runs = Vec::new();
+        for run in found {
+            match run {
+                Ok(run) => runs.push(run),
+                Err(fault) => report(&fault)?,
+            }
+        }
+        shared.iter().try_for_each(report)?;
+        Ok((runs, shared.is_some()))
+    }
 }
 
 /// The numbers of a tensor of `INT32` or `INT64` of an operator; none if the call has no such tensor.

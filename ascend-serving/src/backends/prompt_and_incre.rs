@@ -200,6 +200,7 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
             let refused = rules::BACKEND_PROMPT_AND_INCRE.broken("a layer with sinks", "layers without");
             return Err(refused.into());
         }
+        step.shape.check_no_soft_cap("PromptFlashAttention and IncreFlashAttention")?;
         if !first.cache.key.is_contiguous() || !first.cache.value.is_contiguous() {
             return Err(Violation::new(
                 &rules::BACKEND_PROMPT_AND_INCRE,

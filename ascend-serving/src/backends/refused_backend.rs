@@ -39,6 +39,17 @@ impl RefusedBackend {
 }
 
 impl RefusedBackend {
+    /// The refusal of a step that is bound to some backends, where registering another one changes nothing.
+    pub(crate) fn of_bound_step(mut self) -> Self {
+        let is_other = OTHER_STEPS.iter().any(|rule| self.why.breaks(rule));
+        if let Error::Violation(violation) = &mut self.why
+            && is_other
+        {
+            violation.fix = "name a backend that is made for such steps where these are named".into();
+        }
+        self
+    }
+
     /// Whether a call was planned, which the operator would refuse.
     fn is_by_operator(&self) -> bool {
         matches!(&self.why, Error::Violation(violation) if violation.rule.level != Level::Library)

@@ -208,7 +208,8 @@ impl<T: Element> Backends<T> {
     ///
     /// A step plans once with each backend that its layers come to, when the first layer with a mask is planned, so
     /// that a refusal comes before anything is written. Graphs record what layers prefer in steps that decode or, where
-    /// requests add several tokens, in those of [chunks](AttentionState::ChunkedPrefill).
+    /// requests add several tokens, in those that [verify drafts](AttentionState::SpecDecoding), if anything is said of
+    /// them, and otherwise in those of [chunks](AttentionState::ChunkedPrefill).
     ///
     /// ```
     /// use ascend_attention::bf16;
@@ -442,6 +443,20 @@ impl<T: Element> Backends<T> {
         self.of_steps.get(&state).unwrap_or(&self.backends)
     }
 
+    /// The kind of steps of which graphs record the backends, where each request adds up to this number of tokens:
+    /// steps that verify drafts, if a list or a layer's preference names them, since chunks have graphs for nothing
+    /// else.
+    pub(crate) fn recorded_state(&self, tokens_each: usize) -> AttentionState {
+        let (verifying, chunks) = (AttentionState::SpecDecoding, AttentionState::ChunkedPrefill);
+        let is_named =
+            self.of_steps.contains_key(&verifying) || self.preferred.keys().any(|(_, state)| *state == verifying);
+        match tokens_each {
+            1 => AttentionState::DecodeOnly,
+            _ if is_named => verifying,
+            _ => chunks,
+        }
+    }
+
     /// The backends in the order in which a layer tries them.
     pub(super) fn in_order(
         &self,
@@ -466,6 +481,7 @@ impl<T: Element> Backends<T> {
         check_deterministic(self.deterministic, step.stream.device())?;
         tentatively(|| {
             let mut refused = Vec::new();
+            let is_bound = self.of_steps.contains_key(&step.metadata.state());
             for backend in self.in_order(first.layer, step.metadata.state()) {
                 let admitted = match self.deterministic {
                     true => check_backend(&**backend, step, first).map_err(Error::from),
@@ -478,14 +494,14 @@ impl<T: Element> Backends<T> {
                     Err(why) => {
                         let device = step.stream.device();
                         let is_wrong = WRONG_PROGRAM.iter().any(|rule| why.breaks(rule));
-                        refused.push(RefusedBackend::new(backend.name(), why, device));
+                        let why = RefusedBackend::new(backend.name(), why, device);
+                        refused.push(if is_bound { why.of_bound_step() } else { why });
                         if is_wrong {
                             return Err(no_backend(&refused, None));
                         }
                     }
                 }
             }
-            let is_bound = self.of_steps.contains_key(&step.metadata.state());
             Err(no_backend(&refused, if is_bound { Some(BOUND) } else { self.hint(step, first) }))
         })
     }

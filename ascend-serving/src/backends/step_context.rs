@@ -1,7 +1,7 @@
 //! What a backend gets of a step and of a layer, and what several backends check of them.
 
 use ascend_attention::attention::{BlockTable, Inputs};
-use ascend_attention::spec::attention_problem::{inverted_scale, score_scale};
+use ascend_attention::spec::attention_problem::{SoftCap, inverted_scale, score_scale};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 use ascend_attention::spec::{Layout, Rule};
 use ascend_attention::{AnyTensor, Element, FusedInferAttention, Stream, Tensor, Violation};
@@ -27,12 +27,16 @@ pub struct AttentionShape {
     /// Factor of the scores, usually `1 / sqrt(head_dim)`. Steps, captures and plans refuse a factor that is not
     /// finite and above 0 in 32 bits, and the head dimension and its root.
     pub scale: f64,
+    /// Cap of the scores, which **the emulation alone** computes: see
+    /// [`emulated_only_soft_cap`](Self::emulated_only_soft_cap). `None` means no cap; 0 is refused.
+    pub emulated_only_soft_cap: Option<f64>,
 }
 
 impl AttentionShape {
     /// Heads with the usual scale, `1 / sqrt(head_dim)`.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f64).sqrt() }
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        Self { heads, kv_heads, head_dim, scale, emulated_only_soft_cap: None }
     }
 
     /// Heads of multi-head latent attention with parts of 128 and 64 elements: one key head in the cache, and the
@@ -47,8 +51,39 @@ impl AttentionShape {
         self
     }
 
-    /// Refuses query heads that are no multiple of the key heads, a scale that makes every key weigh the same or none
-    /// anything, and the inverse of the usual scale.
+    /// Caps the scores of every layer with these heads: `cap * tanh(score / cap)` before the softmax, as in Gemma 2
+    /// (50) and Grok (30). **No operator of an NPU does**: the emulation of this process computes it by
+    /// [`FusedInferAttention::emulated_only_soft_cap`], with windows, grouped queries, paged caches and graphs, so that
+    /// an engine can be tested with such a model; elsewhere planning is an
+    /// [`EMULATED_ONLY`](ascend_attention::rules::EMULATED_ONLY). Backends and layers that other operators compute
+    /// ([`PromptAndIncre`](crate::PromptAndIncre), sparse attention) are refused by
+    /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP).
+    ///
+    /// A cap on the logits of the vocabulary (`final_logit_softcapping`) is no matter of attention.
+    pub fn emulated_only_soft_cap(mut self, cap: f64) -> Self {
+        self.emulated_only_soft_cap = Some(cap);
+        self
+    }
+
+    /// Refuses a cap on behalf of an operator that computes none, not even on the emulation.
+    ///
+    /// # Errors
+    /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP).
+    pub(crate) fn check_no_soft_cap(&self, operator: &str) -> Result<(), Violation> {
+        match self.emulated_only_soft_cap {
+            None => Ok(()),
+            Some(cap) => Err(Violation::new(
+                &rules::OPTION_SOFT_CAP,
+                format_args!("a cap of {cap} in a call of {operator}"),
+                "a cap in calls of FusedInferAttentionScore alone, on the emulation",
+                "register `FusedAttention` or another backend of FusedInferAttentionScore for this model, over a cache \
+                 of all its keys",
+            )),
+        }
+    }
+
+    /// Refuses query heads that are no multiple of the key heads, a cap that is not above 0 and finite, a scale that
+    /// makes every key weigh the same or none anything, and the inverse of the usual scale.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for these.
@@ -61,6 +96,10 @@ impl AttentionShape {
                 "as many query heads for each key head, 1 or more of both",
             )
             .fix("give the heads of the model, query heads a multiple of the key heads"));
+        }
+        if let Some(cap) = self.emulated_only_soft_cap.filter(|cap| SoftCap::new(*cap).is_none()) {
+            return Err(Error::invalid("AttentionShape.emulated_only_soft_cap", cap, "above 0, and finite in 32 bits")
+                .fix("give the cap of the model's configuration, or none where it has none or 0"));
         }
         let held = score_scale(self.scale);
         let is_latent = self.head_dim == Self::latent(self.heads).head_dim && self.kv_heads == 1;
@@ -117,9 +156,13 @@ impl AttentionShape {
         .fix("make the heads by `AttentionShape::latent`, and set another scale by `AttentionShape::scale`"))
     }
 
-    /// A call with these heads and this scale.
+    /// A call with these heads, this scale and this cap.
     pub fn call(&self, layout: Layout) -> FusedInferAttention {
-        FusedInferAttention::new(layout).heads(self.heads).kv_heads(self.kv_heads).scale(self.scale)
+        let call = FusedInferAttention::new(layout).heads(self.heads).kv_heads(self.kv_heads).scale(self.scale);
+        match self.emulated_only_soft_cap {
+            Some(cap) => call.emulated_only_soft_cap(cap),
+            None => call,
+        }
     }
 }
 

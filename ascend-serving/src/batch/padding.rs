@@ -107,7 +107,14 @@ impl AttentionMetadata {
         Ok(step)
     }
 
-    fn read_cache(&mut self) {
+    /// The step as one of another kind.
+    pub(crate) fn of_kind(mut self, state: AttentionState) -> Self {
+        self.state = state;
+        self
+    }
+
+    /// Makes the step one that reads its keys from the cache.
+    pub(crate) fn read_cache(&mut self) {
         if self.is_single() {
             self.state = AttentionState::DecodeOnly;
         } else if !self.state.reads_cache() {

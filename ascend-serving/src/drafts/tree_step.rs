@@ -305,6 +305,7 @@ pub(crate) fn check_inputs<'i, T: Element>(
     inputs: &LayerInputs<'i, T>,
     is_latent: bool,
 ) -> Result<Option<&'i Tensor<T>>, Violation> {
+    inputs.check_own_keys(layer, &rules::DRAFT_INPUTS)?;
     let own = match (inputs.mask, inputs.learnable_sink) {
         (None, None) => return inputs.absorbed_rope(layer, is_latent, &rules::DRAFT_INPUTS),
         (Some(mask), _) => format!("a layer's own mask, {mask},"),

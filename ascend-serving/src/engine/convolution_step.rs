@@ -10,7 +10,7 @@ use ascend_attention::causal_conv::{CausalConvPlan, ConvInputs, ConvSequence, Co
 use ascend_attention::spec::TensorDesc;
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation};
 
-use crate::backends::size;
+use crate::backends::{apart, size};
 use crate::error::Result;
 use crate::kv::{StateLease, StatePool};
 use crate::rules;
@@ -173,6 +173,9 @@ impl ConvolutionStep {
             let given = format_args!("x {} in layer {layer} of linear attention, with drafts", x.desc());
             return Err(rules::STEP_CONTIGUOUS.broken(given, "row-major strides").into());
         }
+        // Before the first copy changes the windows; the call itself would refuse them too late.
+        let read = [Some(("x", &**x)), Some(("weight", &**weight)), bias.map(|bias| ("bias", &**bias))];
+        apart("the windows of the pool", &windows, read.into_iter().flatten())?;
         let inputs = ConvInputs::from((&rows, weight, &windows));
         let inputs = bias.map_or(inputs, |bias| inputs.bias(bias));
         let (plan, _) = match &self.plan {

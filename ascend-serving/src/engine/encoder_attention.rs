@@ -65,8 +65,7 @@ impl EncoderAttention {
     /// Attention of these heads.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a scale that is not above 0 or not finite, and for
-    /// query heads that are no multiple of the key heads.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) as for [`AttentionShape::check`].
     pub fn new(shape: AttentionShape) -> Result<Self> {
         shape.check()?;
         Ok(Self { shape })
@@ -121,6 +120,7 @@ impl EncoderAttention {
             Ok(Calls::Batched(planned(&runs, plan)?))
         };
         let prompts = || {
+            shape.check_no_soft_cap("PromptFlashAttention")?;
             let runs = runs_of(lengths.lengths(), PromptCall::MOST_CARD_SEQUENCES as usize);
             let plan = |run: &Run| {
                 let [query, key, value] = run.flat_parts([query, key, value])?;

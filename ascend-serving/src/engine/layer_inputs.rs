@@ -68,6 +68,9 @@ pub struct LayerInputs<'a, T: Element> {
     pub learnable_sink: Option<&'a AnyTensor>,
     /// What multi-head latent attention has besides queries, latents and rotary keys.
     pub latent: Option<LatentTensors<'a, T>>,
+    /// Whether the layer attends to the keys of a layer of the step that was queued before, and writes none
+    /// ([`LayerInputs::shared_keys`]).
+    pub shares_keys: bool,
 }
 
 /// The inputs of a layer of a step, by its kind: those of attention, which the tuple `(&query, &key, &value)` and
@@ -101,7 +104,7 @@ impl<'a, T: Element> From<DeltaTensors<'a, T>> for AnyLayerInputs<'a, T> {
 
 impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for LayerInputs<'a, T> {
     fn from((query, key, value): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
-        Self { query, key, value, mask: None, learnable_sink: None, latent: None }
+        Self { query, key, value, mask: None, learnable_sink: None, latent: None, shares_keys: false }
     }
 }
 
@@ -128,6 +131,61 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     pub fn learnable_sink(mut self, sink: &'a AnyTensor) -> Self {
         self.learnable_sink = Some(sink);
         self
+    }
+
+    /// Attends without writing (`save_kv_cache = False`), to keys of a layer that was queued before in the step (Gemma
+    /// 3n, Hunyuan): the number in [`Step::forward`](crate::Step::forward) is that of this layer, and key and value are
+    /// the tensors that it was queued with. Any number of layers may share its keys, with queries, sinks and masks of
+    /// their own; the cache counts those layers alone that have keys. Keys come from the cache, also where no token of
+    /// the step was cached before.
+    ///
+    /// ```
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// use ascend_attention::{Runtime, bf16};
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+    /// use ascend_serving::{
+    ///     Attention, AttentionShape, Backends, BatchRequest, LayerInputs, StatePolicy,
+    /// };
+    ///
+    /// let stream = Runtime::emulated()?.device(0)?.stream()?;
+    /// // Three layers of the model, two of which have keys: the last one reads those of the second.
+    /// let shape = CacheShape::new(2, 1, 64);
+    /// let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative)?;
+    /// let backends = Backends::standard(stream.device());
+    /// let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
+    /// let mut sequence = attention.sequence();
+    /// attention.grow(&stream, &mut sequence, 9)?;
+    /// let metadata = attention.metadata(&[BatchRequest::of(&sequence, 9)], StatePolicy::default())?;
+    /// let rows = stream.upload(&vec![bf16::ONE; 9 * 64], [9, 1, 64])?;
+    /// let mut step = attention.begin(&stream, &metadata)?;
+    /// let inputs = LayerInputs::from((&rows, &rows, &rows));
+    /// step.forward(0, inputs)?;
+    /// // The second layer has written nothing yet.
+    /// assert!(step.forward(1, inputs.shared_keys()).is_err());
+    /// step.forward(1, inputs)?;
+    /// step.forward(1, inputs.shared_keys())?;
+    /// step.end()?;
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shared_keys(mut self) -> Self {
+        self.shares_keys = true;
+        self
+    }
+
+    /// Refuses a layer of a replayed step or a verification that shares the keys of another one.
+    pub(crate) fn check_own_keys(&self, layer: usize, rule: &'static Rule) -> Result<(), Violation> {
+        match self.shares_keys {
+            false => Ok(()),
+            true => Err(Violation::new(
+                rule,
+                format_args!("shared keys of layer {layer}"),
+                "a layer that writes its keys",
+                "compute the step without graph or tree, by `Attention::begin`, whose layers share keys",
+            )),
+        }
     }
 
     /// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Latents over another

@@ -115,7 +115,8 @@ impl<T: Element> NativeSparse<T> {
     /// `CacheShape::new(layers, kv_heads, 192).value_dim(128)`, and for heads that are not those of the cache;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache;
     /// [`NATIVE_BLOCK`](crate::rules::NATIVE_BLOCK) for blocks that are not a multiple of 16 times the stride; by the
-    /// rules of NsaCompressWithCache for compressions and products that it does not take; as for
+    /// rules of NsaCompressWithCache for compressions and products that it does not take;
+    /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP) for heads with a cap; as for
     /// [`PagedKvCache::new`].
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, block: usize, stride: usize) -> Result<Self> {
         let CacheShape { layers, kv_heads, .. } = cache.shape();
@@ -126,6 +127,7 @@ impl<T: Element> NativeSparse<T> {
             "make the cache of the shape `CacheShape::new(layers, kv_heads, 192).value_dim(128)`",
         )?;
         shape.check_cache(&cache.shape())?;
+        shape.check_no_soft_cap("native sparse attention")?;
         let compression = Compression { block, stride };
         check_compression(&cache, compression)?;
         let rows = CompressedRows::new(compression, cache.pool().block_size())?;

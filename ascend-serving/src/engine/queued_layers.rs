@@ -53,6 +53,27 @@ impl QueuedLayers {
 
     /// Refuses a layer that is queued already, and all once tokens are lost.
     pub(crate) fn check_not_repeated(&self, layer: usize) -> Result<(), Violation> {
+        self.check_whole(layer)?;
+        match self.queued.get(layer) {
+            Some(true) => Err(self.repeated(layer)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses keys that are read once more of a layer that is not queued yet, and all once tokens are lost.
+    pub(crate) fn check_written(&self, layer: usize) -> Result<(), Violation> {
+        self.check_whole(layer)?;
+        match self.queued.get(layer) {
+            Some(false) => Err(rules::STEP_SHARED_KEYS.broken(
+                format_args!("shared keys of layer {layer}, which is not queued yet"),
+                "a layer that is queued",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses every layer once tokens are lost.
+    fn check_whole(&self, layer: usize) -> Result<(), Violation> {
         if self.torn {
             return Err(Violation::new(
                 &rules::SEQUENCE_GAP,
@@ -61,10 +82,7 @@ impl QueuedLayers {
                 LOST_AGAIN,
             ));
         }
-        match self.queued.get(layer) {
-            Some(true) => Err(self.repeated(layer)),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Whether a layer is the only one that is not queued.

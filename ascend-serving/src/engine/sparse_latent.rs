@@ -96,7 +96,9 @@ impl<T: Element> SparseLatent<T> {
     /// and for heads that are not those of [`AttentionShape::latent`];
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for caches that are quantised in other ways than
     /// [`PagedKvCache::quantised_latents`] and [`PagedKvCache::quantised_index_keys`];
-    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for caches on two devices.
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools,
+    /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP) for heads with a cap,
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for caches on two devices.
     pub fn new(shape: AttentionShape, latents: PagedKvCache<T>, index_keys: PagedKvCache<T>) -> Result<Self> {
         let sparse = Self { shape, latents, index_keys, sparse_count: Self::SPARSE_COUNT };
         sparse.check()?;
@@ -122,6 +124,7 @@ impl<T: Element> SparseLatent<T> {
             )?;
         }
         self.shape.check_cache(&latents.shape())?;
+        self.shape.check_no_soft_cap("SparseFlashAttention")?;
         latents.pool().check_same(
             index_keys.pool(),
             "index keys",

@@ -77,8 +77,16 @@ impl<T: Element> Attention<T> {
             cache.queue_copies_to(stream, metadata.sequence_blocks())?;
             metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache.entry()))?;
             let block_table = cache.block_table(stream, metadata.table())?;
-            let plan_of = vec![None; cache.shape().layers];
-            groups.push(GroupStep { metadata, block_table, write: None, planned: Vec::new(), plan_of });
+            let layers = cache.shape().layers;
+            groups.push(GroupStep {
+                metadata,
+                cached: None,
+                block_table,
+                write: None,
+                planned: Vec::new(),
+                plan_of: vec![None; layers],
+                keys_of: vec![None; layers],
+            });
         }
         let linear = self.states.as_ref().map(|states| LinearStep::begin(states, stream, metadata)).transpose()?;
         if let Some(checker) = &mut self.range_checker {
@@ -119,28 +127,33 @@ pub struct Step<'a, T: Element> {
 #[derive(Debug)]
 struct GroupStep<'a, T: Element> {
     metadata: &'a AttentionMetadata,
+    /// The metadata of layers that share keys: they read their keys from the cache in every step.
+    cached: Option<AttentionMetadata>,
     block_table: BlockTable,
     /// The write that the first layer has prepared for all layers.
     write: Option<CacheWrite>,
     planned: Vec<LayerPlan<T>>,
     /// For each layer of the group the number of its plan.
     plan_of: Vec<Option<usize>>,
+    /// For each layer that is queued where its key and value are.
+    keys_of: Vec<Option<[usize; 2]>>,
 }
 
-/// The plan of the layers that have the same mask and prefer the same backend.
+/// The plan of the layers that have the same mask, read their keys from the same place and prefer the same backend.
 #[derive(Debug)]
 struct LayerPlan<T: Element> {
     mask: LayerMask,
+    reads_cache: bool,
     plan: PreferredPlan<T>,
     /// Those of the first layer with the mask.
     input_kinds: InputKinds,
 }
 
 impl<'a, T: Element> Step<'a, T> {
-    /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, then attends.
-    /// Returns at once. The first layer of a group with a mask plans for all its layers with it. The attention is
-    /// `[tokens, N, D]`; of latent attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step
-    /// have the form of the first.
+    /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless it
+    /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a
+    /// group with a mask plans for all its layers with it. The attention is `[tokens, N, D]`; of latent attention the
+    /// [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
     ///
     /// A layer of linear attention gets its [`DeltaTensors`], packed, with the padding of the metadata: its states take
     /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding. The first one
@@ -152,6 +165,8 @@ impl<'a, T: Element> Step<'a, T> {
     /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step had
     /// none, or none where it had, and for queries over latents in another form,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
+    /// [`STEP_SHARED_KEYS`](crate::rules::STEP_SHARED_KEYS) for [shared keys](LayerInputs::shared_keys) of one that was
+    /// not,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave back,
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for one that shows more than the causality of the layer's
     /// group; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
@@ -229,6 +244,7 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for rows, weights or a bias that do not lie as the first layer's;
     /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for rows with gaps, such as columns of a fused projection,
     /// where a request has several tokens and keeps the state behind each (`StateShape::drafts`);
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for tensors that share memory with the pool's windows;
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer; as for
     /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan). Nothing is written where the tensors
     /// are refused.
@@ -296,7 +312,11 @@ impl<'a, T: Element> Step<'a, T> {
         into: Option<&Tensor<T>>,
         launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
     ) -> Result<R> {
-        let outcome = match self.layers.check_not_repeated(layer) {
+        let admitted = match inputs.shares_keys {
+            true => self.layers.check_written(layer),
+            false => self.layers.check_not_repeated(layer),
+        };
+        let outcome = match admitted {
             Ok(()) => self.queue_layer(layer, inputs, into, launch).map_err(|why| self.named_layer(why, layer)),
             Err(repeated) => Err(repeated.into()),
         };
@@ -341,8 +361,23 @@ impl<'a, T: Element> Step<'a, T> {
         let known = places.get(layer).copied();
         let known = known.and_then(|at| Some((at, layers.get_mut(at.group)?, self.groups.get_mut(at.group)?)));
         let (place, layers, step) = known.ok_or_else(|| no_layer(layer, places.len()))?;
-        let GroupStep { metadata, block_table, write, planned, plan_of } = step;
-        let &LayerInputs { query, key, value, learnable_sink, latent, .. } = inputs;
+        let GroupStep { metadata, cached, block_table, write, planned, plan_of, keys_of } = step;
+        let &LayerInputs { query, key, value, learnable_sink, latent, shares_keys, .. } = inputs;
+        let keys = [key, value].map(|tensor| tensor.as_raw().addr());
+        let written = keys_of.get(place.layer).copied().flatten();
+        if shares_keys && written != Some(keys) {
+            let given = format_args!("shared keys of layer {layer} in other tensors than it was queued with");
+            return Err(rules::STEP_SHARED_KEYS.broken(given, "the same key and value").into());
+        }
+        let slots = metadata.slots();
+        let metadata = match shares_keys {
+            false => *metadata,
+            true => cached.get_or_insert_with(|| {
+                let mut cached = metadata.clone();
+                cached.read_cache();
+                cached
+            }),
+        };
         let mask = inputs.mask.unwrap_or(metadata.mask());
         let shape = layers.shape;
         let context = StepContext { stream: self.stream, shape, metadata, mask, block_table, recorded: false };
@@ -361,7 +396,10 @@ impl<'a, T: Element> Step<'a, T> {
         check_layer(&context, &tensors)?;
         tensors.check_outputs(into)?;
         let preferred = layers.backends.preferred(place.layer, metadata.state());
-        let is_own = |known: &LayerPlan<T>| known.mask == *mask && known.plan.preferred == preferred;
+        let reads_cache = metadata.state().reads_cache();
+        let is_own = |known: &LayerPlan<T>| {
+            known.mask == *mask && known.reads_cache == reads_cache && known.plan.preferred == preferred
+        };
         let at = match planned.iter().position(is_own) {
             Some(at) => at,
             None => {
@@ -371,7 +409,8 @@ impl<'a, T: Element> Step<'a, T> {
                 let input_kinds = InputKinds::of(&tensors);
                 let plans = layers.backends.plan_layers(&context, &tensors, layers.cache.shape().layers)?;
                 // That of this layer is the first of them.
-                planned.extend(plans.into_iter().map(|plan| LayerPlan { mask: mask.clone(), plan, input_kinds }));
+                let of_layers = |plan| LayerPlan { mask: mask.clone(), reads_cache, plan, input_kinds };
+                planned.extend(plans.into_iter().map(of_layers));
                 at
             }
         };
@@ -381,17 +420,22 @@ impl<'a, T: Element> Step<'a, T> {
         let planned = &planned[at];
         planned.input_kinds.check_same(&tensors)?;
         let cache = &mut layers.cache;
-        let write = match write {
-            Some(write) => write,
-            None => write.insert(CacheWrite::plan(cache, self.stream, metadata.slots(), key, value)?),
-        };
-        self.layers.begin_write();
-        let mut torn = false;
-        let written = cache.write_layer(self.stream, write, place.layer, [key, value], &mut torn);
-        if torn {
-            self.layers.lose_group(place.group);
+        if !shares_keys {
+            let write = match write {
+                Some(write) => write,
+                None => write.insert(CacheWrite::plan(cache, self.stream, slots, key, value)?),
+            };
+            self.layers.begin_write();
+            let mut torn = false;
+            let written = cache.write_layer(self.stream, write, place.layer, [key, value], &mut torn);
+            if torn {
+                self.layers.lose_group(place.group);
+            }
+            written?;
+            if let Some(known) = keys_of.get_mut(place.layer) {
+                *known = Some(keys);
+            }
         }
-        written?;
         launch(&planned.plan.selected.plan, self.stream, &tensors)
     }
 

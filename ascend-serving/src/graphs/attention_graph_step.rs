@@ -137,7 +137,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of
     /// other shapes; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask and
-    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for other sinks than those of the capture, for queries over latents
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for [shared keys](LayerInputs::shared_keys), for
+    /// other sinks than those of the capture, for queries over latents
     /// that are not absorbed, for inputs without latents over a cache that has them, and for latents over another;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step,
@@ -149,6 +150,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         let tensors = self.of(layer)?;
         self.step.admits(layer)?;
         self.layers.check_captured(layer, &inputs)?;
+        inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
         let is_latent = tensors.query_rope.is_some();
         let query_rope = inputs.absorbed_rope(layer, is_latent, &rules::GRAPH_INPUTS)?;
         let rows = StepRows {

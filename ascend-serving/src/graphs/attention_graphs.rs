@@ -129,7 +129,8 @@ impl<T: Element> Attention<T> {
             .into());
         }
         let groups = self.groups().iter().map(|group| {
-            let preferred = |layer| group.backends().preferred(layer, limits.each.state());
+            let state = group.backends().recorded_state(limits.each.0);
+            let preferred = |layer| group.backends().preferred(layer, state);
             let layers = group.layers().iter().enumerate();
             let layers = layers.map(|(own, layer)| {
                 let mask = mask(*layer).into();

@@ -7,7 +7,7 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
-use crate::batch::{AttentionMetadata, BatchSettings, LayerMask, MaskedRequest, StatePolicy};
+use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, LayerMask, MaskedRequest, StatePolicy};
 use crate::causality::Causality;
 use crate::engine::LayerGroup;
 use crate::error::{Error, Result};
@@ -241,8 +241,9 @@ impl CapturedGroup {
     }
 
     /// Steps of `requests` requests that differ as much as captured ones may: with few and with many keys, and last,
-    /// where requests may add fewer tokens, with most tokens in few requests, at most `most_rows` in each.
-    fn examples(&self, requests: usize, most_rows: usize) -> Result<Vec<AttentionMetadata>> {
+    /// where requests may add fewer tokens, with most tokens in few requests, at most `most_rows` in each. They are
+    /// of the kind `state`.
+    fn examples(&self, state: AttentionState, requests: usize, most_rows: usize) -> Result<Vec<AttentionMetadata>> {
         let each = self.each.0;
         let ends = (1..=requests).map(|request| self.each.rows(request));
         let ends = Cumulative::new(ends.collect())?;
@@ -265,7 +266,7 @@ impl CapturedGroup {
         }
         let settings = BatchSettings::of(&self.pool, Causality::Causal);
         let steps = examples.into_iter();
-        let steps = steps.map(|(q, kv)| Ok(AttentionMetadata::of_dummies(settings, q, kv)?));
+        let steps = steps.map(|(q, kv)| Ok(AttentionMetadata::of_dummies(settings, q, kv)?.of_kind(state)));
         steps.collect()
     }
 
@@ -314,7 +315,8 @@ impl CapturedGroup {
         let most = self.limits.keys.max(self.each.0);
         let few = Some(StatePolicy::MAX_VERIFIED).filter(|few| (2..*few).contains(&self.each.0) && *few < most);
         let examples = [Some(most), few].into_iter().flatten();
-        let examples = examples.map(|rows| Ok((rows, self.examples(requests, rows)?)));
+        let state = group.backends().recorded_state(self.each.0);
+        let examples = examples.map(|rows| Ok((rows, self.examples(state, requests, rows)?)));
         let examples: Vec<_> = examples.collect::<Result<_>>()?;
         let programs = self.alike.iter().map(|AlikeLayers { mask, first: layer, .. }| {
             let layer = *layer;

@@ -3,7 +3,6 @@
 use ascend_attention::graph::CaptureEstimate;
 use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
-use crate::batch::AttentionState;
 use crate::kv::CacheShape;
 use crate::rules;
 
@@ -31,14 +30,6 @@ impl RowsEach {
     /// The rows of `requests` requests.
     pub(super) fn rows(self, requests: usize) -> usize {
         requests.saturating_mul(self.0)
-    }
-
-    /// The kind of steps that are captured.
-    pub(super) fn state(self) -> AttentionState {
-        match self.0 {
-            1 => AttentionState::DecodeOnly,
-            _ => AttentionState::ChunkedPrefill,
-        }
     }
 
     /// The requests that have `rows` rows.

@@ -14,7 +14,7 @@ use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
     ChunkedLocalAttention, Error, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask,
-    NamedMaskAttention, PagedDecode, StatePolicy, rules,
+    NamedMaskAttention, PagedDecode, PromptAndIncre, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -41,6 +41,7 @@ struct Model {
     /// The mask that the step has, and those of the layers that have their own.
     of_step: usize,
     of_layers: [Option<usize>; LAYERS],
+    cap: Option<f64>,
 }
 
 impl Model {
@@ -87,8 +88,14 @@ fn model() -> impl Strategy<Value = Model> {
             prefix,
             of_step,
             of_layers,
+            cap: None,
         },
     )
+}
+
+/// The heads with a cap, whose scores are then large beside it.
+fn capped(shape: AttentionShape, cap: Option<f64>) -> AttentionShape {
+    cap.map_or(shape, |cap| shape.scale(1.0).emulated_only_soft_cap(cap))
 }
 
 struct Engine<'a> {
@@ -104,7 +111,8 @@ struct Engine<'a> {
 
 impl<'a> Engine<'a> {
     fn new(stream: &'a Stream, model: Model) -> Self {
-        let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
+        let heads = model.kv_heads * model.group;
+        let shape = capped(AttentionShape::new(heads, model.kv_heads, DIM), model.cap);
         let of = CacheShape::new(LAYERS, model.kv_heads, DIM);
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(stream.device(), BALLAST + 8, 128, of, pad).unwrap();
@@ -149,10 +157,17 @@ impl<'a> Engine<'a> {
                     step.forward(layer, inputs.mask(&self.masks[at].kind))
                 }
             };
-            results.push(output.unwrap());
+            results.push((layer, output.unwrap()));
+            if layer % 2 == 1 {
+                // A layer that shares the keys of this one, with its mask.
+                let mask = self.model.of_layers[layer].map(|at| &self.masks[at].kind);
+                let inputs = LayerInputs::from((&query, &key, &value)).shared_keys();
+                let inputs = mask.map_or(inputs, |mask| inputs.mask(mask));
+                results.push((layer, step.forward(layer, inputs).unwrap()));
+            }
         }
-        drop(step);
-        for (layer, result) in results.iter().enumerate() {
+        step.end().unwrap();
+        for (layer, result) in results {
             let at = self.model.of_layers[layer].unwrap_or(self.model.of_step);
             let sees = self.masks[at].sees;
             let result = result.download(self.stream).unwrap();
@@ -212,6 +227,53 @@ proptest! {
         }
         engine.end();
     }
+
+    #[test]
+    fn capped_scores_under_any_masks_are_their_definition(
+        mut model in model(),
+        cap in prop::sample::select(vec![0.7, 3.0, 50.0]),
+        steps in prop::collection::vec((prop::collection::vec(act(120, 5), 1..5), 0usize..20), 1..6),
+    ) {
+        if harness::not_on_npu(NO_CAP) {
+            return Ok(());
+        }
+        let stream = harness::stream();
+        model.cap = Some(cap);
+        let mut engine = Engine::new(&stream, model);
+        for (acts, pad) in &steps {
+            engine.act(acts, *pad)?;
+        }
+        engine.end();
+    }
+}
+
+const NO_CAP: &str = "no operator of an NPU caps scores";
+
+/// A step with a cap that is no number above 0, or by operators that have none, and one on the way to an NPU.
+#[test]
+fn caps_that_cannot_be_computed_are_refused_by_name() {
+    let stream = harness::stream();
+    let refused = |cap: f64, backends: Backends<bf16>| {
+        let cache = PagedKvCache::new(stream.device(), 8, 128, CacheShape::new(1, 1, DIM), PadPolicy::SkipNegative);
+        let shape = AttentionShape::new(1, 1, DIM).emulated_only_soft_cap(cap);
+        let mut attention = Attention::new(shape, cache.unwrap(), backends);
+        let mut sequence = attention.sequence();
+        attention.grow(&stream, &mut sequence, 3).unwrap();
+        let metadata = attention.metadata(&[BatchRequest::of(&sequence, 3)], StatePolicy::default()).unwrap();
+        one_layer(&stream, &mut attention, &metadata, &Causality::Causal.into())
+    };
+    for cap in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-40] {
+        let error = refused(cap, Backends::none().with(FusedAttention)).unwrap_err();
+        assert!(error.to_string().contains("emulated_only_soft_cap"), "{error}");
+        assert!(error.breaks(&rules::ARGUMENT_VALUE), "{error}");
+    }
+    let error = refused(50.0, Backends::none().with(PromptAndIncre)).unwrap_err();
+    assert!(error.breaks(&rules::OPTION_SOFT_CAP), "{error}");
+    let served = refused(50.0, Backends::none().with(FusedAttention));
+    match harness::not_on_npu(NO_CAP) {
+        true => assert!(served.unwrap_err().breaks(&ascend_attention::rules::EMULATED_ONLY)),
+        false => assert_eq!(served, Ok("fused")),
+    }
 }
 
 #[test]
@@ -234,6 +296,7 @@ fn every_kind_of_step(stream: &Stream) {
         prefix: 60,
         of_step: 5,
         of_layers: [Some(3), Some(1), Some(2), Some(4), None],
+        cap: None,
     };
     let mut engine = Engine::new(stream, model);
     for acts in [
@@ -243,16 +306,25 @@ fn every_kind_of_step(stream: &Stream) {
     ] {
         engine.act(&acts, 3).unwrap();
     }
-    assert_eq!(engine.checked, 3 * 2 * 3 * LAYERS);
+    assert_eq!(engine.checked, 3 * 2 * 3 * (LAYERS + LAYERS / 2));
     engine.end();
 }
 
 /// An attention of layers with a single head, and a sequence of this number of tokens.
 fn small(stream: &Stream, tokens: usize, backends: Backends<bf16>) -> (Attention<bf16>, Sequence) {
+    small_of(stream, AttentionShape::new(1, 1, DIM), tokens, backends)
+}
+
+fn small_of(
+    stream: &Stream,
+    shape: AttentionShape,
+    tokens: usize,
+    backends: Backends<bf16>,
+) -> (Attention<bf16>, Sequence) {
     let of = CacheShape::new(LAYERS, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 8, 128, of, pad).unwrap();
-    let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+    let mut attention = Attention::new(shape, cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(stream, &mut sequence, tokens).unwrap();
     attention.cache().mark_computed(&sequence, tokens).unwrap();
@@ -510,13 +582,25 @@ fn masks_of_one_name_and_two_rules_are_two_masks() {
 /// Full and windowed layers over one cache, replayed from graphs with one metadata.
 #[test]
 fn graphs_replay_full_and_windowed_layers_of_one_cache() {
+    replay_full_and_windowed(AttentionShape::new(1, 1, DIM));
+}
+
+/// The layers of Gemma 2: full and windowed ones in turn, with a cap.
+#[test]
+fn graphs_replay_capped_layers() {
+    if !harness::not_on_npu(NO_CAP) {
+        replay_full_and_windowed(capped(AttentionShape::new(1, 1, DIM), Some(1.5)));
+    }
+}
+
+fn replay_full_and_windowed(shape: AttentionShape) {
     let stream = harness::stream();
     let window = NonZeroUsize::new(30).unwrap();
     let of = |layer: usize| match layer % 2 {
         0 => Causality::Causal,
         _ => Causality::Window(window),
     };
-    let (mut attention, mut sequence) = small(&stream, 90, Backends::none().with(FusedAttention));
+    let (mut attention, mut sequence) = small_of(&stream, shape, 90, Backends::none().with(FusedAttention));
     let limits = GraphLimits::new([2], 500);
     let mut graphs = attention.capture_layers(&stream, of, &limits).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -543,7 +627,7 @@ fn graphs_replay_full_and_windowed_layers_of_one_cache() {
             let output = step.forward(layer, (&rows(0), &rows(1), &rows(2))).unwrap();
             let output = output.download(&stream).unwrap();
             let from = of(layer).window().map_or(0, |keys| names.len() - keys.get());
-            let want = dense(&names, layer, AttentionShape::new(1, 1, DIM), |key| key >= from);
+            let want = dense(&names, layer, shape, |key| key >= from);
             for (got, want) in output.iter().zip(&want) {
                 assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2), "layer {layer}: {got}, {want}");
             }

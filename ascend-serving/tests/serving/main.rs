@@ -42,6 +42,7 @@ mod reported;
 mod request_states;
 mod routes;
 mod schedule;
+mod shared_keys;
 mod shared_memory;
 mod shared_pool;
 mod side_by_side;

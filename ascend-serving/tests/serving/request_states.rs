@@ -756,6 +756,8 @@ fn convolutions_that_are_refused_leave_the_step_usable() {
         for (names, done) in [([1, 2, 3], 0), ([4, 5, 6], 3)] {
             attention.grow(&stream, &mut sequence, 3).unwrap();
             let metadata = step_of(&attention, &[(&sequence, 3)]).unwrap();
+            let windows = |at: usize| attention.states().unwrap().windows(at).unwrap().clone().typed::<bf16>().unwrap();
+            let windows = [0, 1].map(windows);
             let mut step = attention.begin(&stream, &metadata).unwrap();
             for (at, layer) in LINEAR.into_iter().enumerate() {
                 let rows = Rows::new(&stream, &names, 0, layer);
@@ -771,6 +773,12 @@ fn convolutions_that_are_refused_leave_the_step_usable() {
                 let columns = wide.narrow(1, 0..CONVOLUTION.channels).unwrap();
                 if drafts > 0 && at == 0 {
                     is((&columns, &weight).into(), &rules::STEP_CONTIGUOUS);
+                }
+                // Rows of the pool that the layer writes.
+                if let Some(windows) = windows.get(at) {
+                    let own = windows.narrow(0, 0..1).unwrap();
+                    let own = own.reshape([CONVOLUTION.width - 1, CONVOLUTION.channels]).unwrap();
+                    is((&own, &weight).into(), &rules::ARGUMENT_MEMORY);
                 }
                 // A bias, other strides, narrower weights than the first layer brought.
                 if at > 0 {

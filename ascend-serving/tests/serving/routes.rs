@@ -12,7 +12,7 @@ use ascend_attention::{Machine, Runtime, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, BackendFlags, Backends, BatchRequest, BatchSettings, CascadePrefill,
-    Causality, Error, FusedAttention, SharedPrefixDecode, SplitDecode, rules,
+    Causality, Error, FusedAttention, GraphLimits, SharedPrefixDecode, SplitDecode, rules,
 };
 use ascend_testing::steps::{BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on};
 use proptest::prelude::*;
@@ -186,6 +186,24 @@ fn a_step_that_a_flag_binds_is_told_to_name_another_backend_there() {
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let refused = step.forward(0, (&rows, &rows, &rows)).unwrap_err().to_string();
     assert!(refused.contains("binds steps of this kind"), "{refused}");
+    assert!(refused.contains("where these are named") && !refused.contains("register a"), "{refused}");
+}
+
+#[test]
+fn graphs_that_verify_drafts_record_the_backend_of_their_flag() {
+    let stream = harness::stream();
+    for (verify, wanted) in [(None, "fused"), (Some("batched_queries"), "batched_queries")] {
+        let flags = BackendFlags { all: Some("fused"), decode: Some("paged_decode"), prefill: None, verify };
+        let shape = CacheShape::new(1, 1, DIM);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 8, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+        let backends = flags.backends(stream.device()).unwrap();
+        let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+        let recorded = |each| {
+            let limits = GraphLimits::new([2], 300).tokens_each(each);
+            attention.capture(&stream, Causality::Causal, &limits).unwrap().backend(0)
+        };
+        assert_eq!([recorded(1), recorded(3)], [Some("paged_decode"), Some(wanted)]);
+    }
 }
 
 #[test]

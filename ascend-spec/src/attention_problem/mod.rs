@@ -12,6 +12,7 @@ mod rows;
 mod scale;
 mod sequence_terms;
 mod sequences;
+mod soft_cap;
 mod touches;
 mod visibility;
 
@@ -28,6 +29,7 @@ pub(crate) use scale::lint_scale;
 pub use scale::{inverted_scale, score_scale};
 pub use sequence_terms::{BiasRows, DropRows, Dropout, SequenceTerms, SoftmaxOutputs, SoftmaxRows};
 pub use sequences::{Padding, SequenceLengths, SequenceRows};
+pub use soft_cap::SoftCap;
 pub use visibility::{MaskRows, MaskTensor, MaskUse, TreeMask};
 
 use crate::layout::Extents;
@@ -76,6 +78,8 @@ pub struct AttentionProblem<'a> {
     pub packed: bool,
     /// Factor of the scores.
     pub scale: f64,
+    /// Cap of the scaled scores. No operator has one: an operator's check leaves it out.
+    pub soft_cap: Option<SoftCap>,
     /// Query lengths.
     pub query_lengths: SequenceLengths<'a>,
     /// Key lengths, without a shared prefix.
@@ -162,6 +166,7 @@ impl<'a> AttentionProblem<'a> {
             rope_dim: 0,
             packed: false,
             scale: 1.0,
+            soft_cap: None,
             query_lengths: SequenceLengths::All,
             key_lengths: SequenceLengths::All,
             keys_beyond_table: false,

@@ -8,6 +8,7 @@
 //! finds those that lead elsewhere.
 
 use crate::allowed::{Checked, MultiplesOf, Named, Rank};
+use crate::content_fault::{ContentFault, check_faults};
 use crate::{Dims, Rule, TensorDesc, Violation};
 use std::collections::HashMap;
 use std::fmt;
@@ -134,9 +135,10 @@ impl DeltaRuleFault {
             DeltaRuleFault::Few { tensor, .. } => tensor,
         }
     }
+}
 
-    /// What is there, and what would do.
-    pub fn texts(&self) -> [String; 2] {
+impl ContentFault for DeltaRuleFault {
+    fn texts(&self) -> [String; 2] {
         match self {
             DeltaRuleFault::Length { sequence, given, most } => {
                 [format!("{given} tokens of sequence {sequence}"), format!("0 to {most}")]
@@ -251,13 +253,7 @@ impl DeltaRuleProblem {
 
     /// Refuses by the rule a call whose numbers lead elsewhere than to its own tokens and states.
     pub fn checked_contents(&self, contents: DeltaRuleContents<'_>, rule: &'static Rule) -> Result<(), Violation> {
-        match self.runs(contents).find_map(Result::err) {
-            None => Ok(()),
-            Some(fault) => {
-                let [given, allowed] = fault.texts();
-                Err(rule.broken(given, allowed))
-            }
-        }
+        check_faults(self.runs(contents).filter_map(Result::err), |_| Some(rule))
     }
 
     /// What is unusual about the lengths: by the first rule tokens of no sequence, by the second sequences without

@@ -2,6 +2,7 @@
 //! wrong with the lengths and tables that are only known on the device.
 
 use crate::allowed::{Axis, Checked, DivisorsOf, Multiples, Named, Rank, Shapes};
+use crate::content_fault::{ContentFault, check_faults};
 use crate::{Rule, TensorDesc, Violation};
 use std::fmt;
 
@@ -163,8 +164,7 @@ pub enum SparseFault {
     },
 }
 
-impl SparseFault {
-    /// What is there, and what would do.
+impl ContentFault for SparseFault {
     fn texts(&self) -> [String; 2] {
         match self {
             SparseFault::Length { sequence, side, given, allowed: [least, most] } => {
@@ -420,13 +420,7 @@ pub fn checked_contents(
     rule: &'static Rule,
 ) -> Result<(), Violation> {
     let contents = SparseContents::of(numbers);
-    match sequences.faults(contents).next() {
-        None => Ok(()),
-        Some(fault) => {
-            let [given, allowed] = fault.texts();
-            Err(rule.broken(given, allowed))
-        }
-    }
+    check_faults(sequences.faults(contents), |_| Some(rule))
 }
 
 /// What is unusual about lengths of queries and of keys that the tensors hold: by the first rule query rows of no

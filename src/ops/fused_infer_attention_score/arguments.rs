@@ -11,6 +11,7 @@ use crate::tensor::AnyTensor;
 use super::contents::{GivenContents, Reading};
 use super::inputs::{Bindings, Features};
 use super::plan::{Plan, imply_outputs};
+use super::soft_cap::CallCap;
 use super::versions::Allowed;
 
 /// A call of FusedInferAttentionScore with its tensors: every argument that any version of the operator has, by its
@@ -73,7 +74,8 @@ impl Arguments {
         let descs = self.given.map(|_, tensor| *tensor.desc());
         let mut call = descs.call();
         imply_outputs(&mut call);
-        Plan::checked(device.context(), &call, &self.allowed, None, self, Reading::Planned)
+        let call = (&call, CallCap::default());
+        Plan::checked(device.context(), call, &self.allowed, None, self, Reading::Planned)
     }
 
     /// Launches a plan with these tensors, all of which replace those that the plan was made with. The outputs have

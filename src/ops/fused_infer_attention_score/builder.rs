@@ -12,6 +12,7 @@ use crate::ops::attention_settings::{Numbers, Settings, setters};
 use super::contents::Reading;
 use super::inputs::{Bindings, Inputs};
 use super::plan::{Plan, imply_outputs, refused};
+use super::soft_cap::CallCap;
 use super::versions::Allowed;
 use super::{unset, versions};
 
@@ -31,6 +32,7 @@ pub struct FusedInferAttention {
     softmax_lse: bool,
     out_dtype: Option<DType>,
     allowed: Allowed,
+    soft_cap: CallCap,
 }
 
 impl FusedInferAttention {
@@ -43,6 +45,7 @@ impl FusedInferAttention {
             softmax_lse: defaults.softmax_lse_flag,
             out_dtype: None,
             allowed: Allowed::default(),
+            soft_cap: CallCap::default(),
         }
     }
 
@@ -89,6 +92,43 @@ impl FusedInferAttention {
     /// quantised query has no rotary part.
     pub fn out_dtype(mut self, dtype: DType) -> Self {
         self.out_dtype = Some(dtype);
+        self
+    }
+
+    /// **Computed by the emulation alone**: no operator of an NPU caps scores, and on any other platform than
+    /// [`Platform::Emulated`](crate::Platform::Emulated) planning is an
+    /// [`EMULATED_ONLY`](crate::rules::EMULATED_ONLY). Each scaled score becomes `cap * tanh(score / cap)` before
+    /// position bias, mask and softmax, as in Gemma 2 (`attn_logit_softcapping`, 50) and Grok (30), so that what a
+    /// model with caps does around its attention can be tested without an NPU. A sink is no score and stays as it is.
+    ///
+    /// Launches of such a plan are not recorded in case files, which hold calls of the operator.
+    ///
+    /// ```
+    /// # #[cfg(feature = "emulation")]
+    /// # fn main() -> ascend_attention::Result<()> {
+    /// use ascend_attention::{FusedInferAttention, Layout, Runtime, f16};
+    ///
+    /// let stream = Runtime::emulated()?.device(0)?.stream()?;
+    /// let query = stream.upload(&[f16::ONE; 64], [1, 1, 1, 64])?;
+    /// let key = stream.upload(&[[f16::ONE; 64], [f16::ZERO; 64]].concat(), [1, 1, 2, 64])?;
+    /// // Scores of 64 and 0: the first key has nearly all the weight, and less with a cap of 1.
+    /// let call = FusedInferAttention::new(Layout::Bnsd).heads(1).scale(1.0);
+    /// let first = |call: FusedInferAttention| {
+    ///     let plan = call.plan((&query, &key, &key))?;
+    ///     plan.launch(&stream, (&query, &key, &key))?.attention.download(&stream)
+    /// };
+    /// assert_eq!(first(call.clone())?[0], f16::ONE);
+    /// let weight = 1f64.exp() / (1f64.exp() + 1.0);
+    /// assert!((first(call.emulated_only_soft_cap(1.0))?[0].to_f64() - weight).abs() < 1e-3);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "emulation"))]
+    /// # fn main() {}
+    /// ```
+    #[doc(alias = "logits_soft_cap")]
+    #[doc(alias = "attn_logit_softcapping")]
+    pub fn emulated_only_soft_cap(mut self, cap: f64) -> Self {
+        self.soft_cap = CallCap(Some(cap));
         self
     }
 
@@ -153,7 +193,9 @@ impl FusedInferAttention {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE)
-    /// without a [`scale`](Self::scale), or for heads beyond INT64;
+    /// without a [`scale`](Self::scale), for heads beyond INT64, or for a
+    /// [cap](Self::emulated_only_soft_cap) that is not above 0 and finite;
+    /// [`EMULATED_ONLY`](crate::rules::EMULATED_ONLY) for a cap on a platform that is not emulated;
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for lengths beyond INT64;
     /// [`Error::Violation`](crate::Error::Violation) for a broken rule or lint,
     /// [`UNSUPPORTED`](ascend_spec::UNSUPPORTED), [`Error::UnknownProduct`](crate::Error::UnknownProduct),
@@ -183,6 +225,7 @@ impl FusedInferAttention {
         let Some(context) = context else {
             return Err(Error::invalid("query", "none", "a tensor").fix("bring the query"));
         };
+        self.soft_cap.admitted(context)?;
         let features = bindings.features().unwrap_or_default();
         let Numbers { num_heads, num_key_value_heads, scale, inner_precise } = self.settings.numbers()?;
         let mut call = FiaCall {
@@ -222,7 +265,8 @@ impl FusedInferAttention {
             let mask = self.mask.tensor();
             return refused(Err(error), context, (&call, &self.allowed), mask, bindings);
         }
-        Plan::checked(context, &call, &self.allowed, self.mask.tensor(), bindings, reading).map_err(named)
+        let Self { allowed, soft_cap, .. } = self;
+        Plan::checked(context, (&call, *soft_cap), allowed, self.mask.tensor(), bindings, reading).map_err(named)
     }
 
     /// Adds to a refusal that the heads are not set.

@@ -14,6 +14,7 @@ mod plan;
 mod pse_shift;
 mod quantisation;
 mod shared_prefix;
+mod soft_cap;
 mod unset;
 mod versions;
 

@@ -18,6 +18,7 @@ use crate::tensor::AnyTensor;
 use super::block_table::BlockTable;
 use super::contents::{GivenContents, PaddingSize, Reading};
 use super::inputs::{Bindings, Features, Inputs, Launch, Output};
+use super::soft_cap::CallCap;
 use super::versions;
 use super::versions::Allowed;
 
@@ -136,19 +137,19 @@ impl Plan {
     /// describes all of them, and the outputs. The block table of a call that is to be captured need not be full yet.
     pub(super) fn checked(
         context: &Arc<Context>,
-        call: &FiaCall<'_>,
+        (call, soft_cap): (&FiaCall<'_>, CallCap),
         allowed: &Allowed,
         mask: Option<&AnyTensor>,
         bindings: &impl Bindings,
         reading: Reading,
     ) -> Result<Self> {
-        let planned = Self::prepare(context, call, allowed, mask, bindings, reading);
+        let planned = Self::prepare(context, (call, soft_cap), allowed, mask, bindings, reading);
         refused(planned, context, (call, allowed), mask, bindings)
     }
 
     fn prepare(
         context: &Arc<Context>,
-        call: &FiaCall<'_>,
+        (call, soft_cap): (&FiaCall<'_>, CallCap),
         allowed: &Allowed,
         mask: Option<&AnyTensor>,
         bindings: &impl Bindings,
@@ -185,9 +186,13 @@ impl Plan {
             allowed: allowed.clone(),
         };
         let mask = mask.map(|mask| (Parameter::AttenMask, mask));
-        let prepared = PreparedCall::new(context, call, version, &tensors, mask.as_slice())?;
+        let prepared = soft_cap.prepare(|| PreparedCall::new(context, call, version, &tensors, mask.as_slice()))?;
         let recorded = AnyArguments::FusedInferAttentionScore(call.to_arguments());
-        Ok(Self::new(prepared, operation).recorded_as(recorded, version.number()))
+        let plan = Self::new(prepared, operation).recorded_as(recorded, version.number());
+        Ok(match soft_cap {
+            CallCap(None) => plan,
+            CallCap(Some(_)) => plan.unrecorded(),
+        })
     }
 
     pub(super) fn desc(&self, output: Parameter) -> Option<TensorDesc> {

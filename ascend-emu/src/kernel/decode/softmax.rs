@@ -21,22 +21,19 @@ impl SubTile<'_> {
 
     /// Whether scores differ from the products of queries and keys.
     pub(super) fn needs_correction(&self) -> bool {
-        self.attention.scale != 1.0
+        self.attention.rescales()
             || self.attention.bias.is_some()
             || self.hidden.is_some()
             || !self.rows.len().is_multiple_of(WIDTH)
     }
 
-    /// Scales the scores, unless the queries were scaled, and adds the position bias.
+    /// Scales the scores, unless the queries were scaled, caps them, and adds the position bias.
     #[inline(always)]
     fn bias<S: Simd, const R: usize>(&self, simd: S, query: usize, scores: &mut [Vector]) {
-        let scale = self.attention.scale;
-        if scale == 1.0 && self.attention.bias.is_none() {
+        if !self.attention.rescales() && self.attention.bias.is_none() {
             return;
         }
-        for score in scores.as_flattened_mut() {
-            *score *= scale;
-        }
+        self.attention.rescale(scores.as_flattened_mut().iter_mut());
         for r in 0..R {
             let query = self.task.queries.start + query + r;
             let (row, head) = self.attention.row_and_head(self.task.kv_head, query);

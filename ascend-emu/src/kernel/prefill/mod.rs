@@ -301,7 +301,7 @@ impl QueryBlock<'_> {
             };
             simd.outline(Scores { query_tile: &mut query_tile, vectors, visible });
             for (lane_group, visible) in visible.iter().enumerate() {
-                if attention.scale != 1.0 || attention.bias.is_some() {
+                if attention.rescales() || attention.bias.is_some() {
                     let queries = self.queries(first_group + lane_group);
                     self.add_bias(simd, &mut query_tile, (lane_group, queries, visible), first);
                 }
@@ -350,8 +350,8 @@ impl QueryBlock<'_> {
         }
     }
 
-    /// Scales the scores of a lane group, unless the queries were scaled, and adds the position bias. The keys
-    /// `visible` count from key `first`.
+    /// Scales the scores of a lane group, unless the queries were scaled, caps them, and adds the position bias. The
+    /// keys `visible` count from key `first`.
     #[inline(always)]
     fn add_bias<S: Simd>(
         self,
@@ -363,11 +363,7 @@ impl QueryBlock<'_> {
         let (attention, sequence) = (self.attention, self.sequence);
         let keys = first + visible.start..first + visible.end;
         let scores = &mut query_tile.scores[visible.start * LANE_GROUPS..visible.end * LANE_GROUPS];
-        for score in scores.iter_mut().skip(lane_group).step_by(LANE_GROUPS) {
-            for score in score {
-                *score *= attention.scale;
-            }
-        }
+        attention.rescale(scores.iter_mut().skip(lane_group).step_by(LANE_GROUPS).flatten());
         for (lane, query) in queries.enumerate() {
             let (row, head) = attention.row_and_head(self.task.kv_head, query);
             if row as u64 >= sequence.geometry.q_len() {

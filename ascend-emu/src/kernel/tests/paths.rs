@@ -3,8 +3,10 @@
 use super::calls::{Call, ascend950, dense, paths, quantised, releases};
 use super::case::ComputedCall as _;
 use super::data::levels;
+use ascend_spec::attention_problem::SoftCap;
 use ascend_spec::{Cann, DType, Soc, StridedKeys, Target};
 use proptest::prelude::*;
+use proptest::sample;
 
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
@@ -58,6 +60,23 @@ proptest! {
     #[test]
     fn latent_attention_agrees_with_the_oracle(seed: u64, level: usize, single: bool) {
         agree(&paths::latent(seed), level, single)?;
+    }
+
+    #[test]
+    fn capped_scores_agree_with_the_oracle(
+        seed: u64, path in 0..5usize, level: usize, single: bool, cap in sample::select(vec![0.5, 3.0, 50.0, 1e6]),
+    ) {
+        let paths = [dense::dense, paths::packed, paths::paged, paths::latent, quantised::quantised];
+        let single = (single && path < 4).then_some(DType::Float);
+        let levels = levels();
+        let level = levels[level % levels.len()];
+        let call = paths[path](seed);
+        let checked = call.with(single, |problem, data| {
+            let mut problem = problem.clone();
+            problem.soft_cap = SoftCap::new(cap);
+            data.check(&problem, level)
+        });
+        prop_assert!(checked.is_ok(), "{checked:?}\n{call:?}");
     }
 
     #[test]
