@@ -1,8 +1,9 @@
 //! How a rank joins a communicator, and how it leaves.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ascend_sys::{Api, bindings as sys};
 
@@ -63,37 +64,40 @@ impl fmt::Debug for RootInfo {
 /// One rank of a communicator, on its device. See the [module](super).
 ///
 /// Dropping it waits for the calls that it has queued, then ends this rank's part: a call that other ranks do not make
-/// is waited for until it fails. A [`Graph`](crate::Graph) that has captured calls keeps the rank in the communicator
-/// until it is dropped. On a thread that captures a graph, and where a stream cannot be waited for, the rank stays in
-/// the communicator until the process ends, which a log line says. After an [`Error::Hccl`], or a failure of a stream
-/// by a collective, drop it on all ranks and make another one.
+/// is waited for until it fails. A [`Graph`](crate::Graph) that has captured calls, and a communicator of some of the
+/// ranks ([`split`](Self::split)), keep the rank in the communicator until they are dropped. On a thread that captures a
+/// graph, and where a stream cannot be waited for, the rank stays in the communicator until the process ends, which a
+/// log line says. After an [`Error::Hccl`], or a failure of a stream by a collective, drop it on all ranks and make
+/// another one.
 ///
 /// # Threads
 /// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably. A call, or a replay of a
-/// graph with calls, on another stream than that of the one before waits for that one.
+/// graph with calls, on another stream than that of the one before waits for that one, also where one of them is of a
+/// part.
 pub struct Communicator {
-    handle: Arc<Handle>,
+    pub(super) handle: Arc<Handle>,
     size: usize,
     /// Calls made so far.
     calls: u64,
+    /// How many parts were made of each list of ranks.
+    pub(super) parts: BTreeMap<Vec<u32>, u64>,
 }
 
 /// The rank's part in a communicator, which ends when the rank and all graphs with calls of it are gone.
-struct Handle {
-    device: Device,
-    raw: sys::HcclComm,
+pub(super) struct Handle {
+    pub(super) device: Device,
+    pub(super) raw: sys::HcclComm,
     rank: usize,
-    uses: Mutex<Uses>,
+    /// A mark of each stream that calls were queued on.
+    marks: Mutex<Vec<StreamMark>>,
+    order: Arc<Mutex<CallOrder>>,
+    /// The communicator that this one is a part of, which ends after it.
+    pub(super) whole: Option<Arc<Handle>>,
 }
 
-/// The streams that a rank's calls were queued on.
+/// The end of the latest call of a rank, in a communicator or a part of it, and its stream.
 #[derive(Default)]
-struct Uses {
-    /// A mark of each.
-    marks: Vec<StreamMark>,
-    /// The end of the latest call, and its stream.
-    latest: Option<(Event, StreamMark)>,
-}
+struct CallOrder(Option<(Event, StreamMark)>);
 
 // SAFETY: `raw` is a handle that this object alone owns. HCCL takes calls from any thread whose device is the
 // communicator's, which each call here sees to, and calls take the communicator mutably, so that they come one after
@@ -102,47 +106,49 @@ unsafe impl Send for Handle {}
 // SAFETY: as for `Send`; nothing that takes `&self` calls HCCL.
 unsafe impl Sync for Handle {}
 
-impl Uses {
+impl CallOrder {
     /// Lets work that is queued on a stream from now on wait for the latest call: HCCL matches the calls of ranks by
     /// their order, which two streams do not keep.
     fn precede(&self, stream: &Stream) -> Result<()> {
-        match &self.latest {
+        match &self.0 {
             Some((event, mark)) if !mark.is_of(stream) => stream.wait_event(event),
             _ => Ok(()),
         }
     }
 
-    /// Takes note of work of the rank on a stream, also after a failure: part of it may have been queued.
-    fn note(&mut self, stream: &Stream) {
-        if !self.marks.iter().any(|mark| mark.is_of(stream)) {
-            self.marks.push(stream.mark());
-        }
-    }
-
     /// Marks the end of the latest call.
     fn finish(&mut self, stream: &Stream) -> Result<()> {
-        match &mut self.latest {
+        match &mut self.0 {
             Some((event, mark)) => {
                 event.record(stream)?;
                 if !mark.is_of(stream) {
                     *mark = stream.mark();
                 }
             }
-            None => self.latest = Some((stream.record_event()?, stream.mark())),
+            None => self.0 = Some((stream.record_event()?, stream.mark())),
         }
         Ok(())
     }
 }
 
+impl Handle {
+    /// Takes note of work of the rank on a stream, also after a failure: part of it may have been queued.
+    fn note(&self, stream: &Stream) {
+        let mut marks = lock(&self.marks);
+        if !marks.iter().any(|mark| mark.is_of(stream)) {
+            marks.push(stream.mark());
+        }
+    }
+}
+
 impl ReplayedObject for Handle {
     fn precede(&self, stream: &Stream) -> Result<()> {
-        lock(&self.uses).precede(stream)
+        lock(&self.order).precede(stream)
     }
 
     fn replayed(&self, stream: &Stream) -> Result<()> {
-        let mut uses = lock(&self.uses);
-        uses.note(stream);
-        uses.finish(stream)
+        self.note(stream);
+        lock(&self.order).finish(stream)
     }
 }
 
@@ -179,7 +185,7 @@ impl Communicator {
         let result = unsafe { api.HcclCommInitAll()?(count, ids.as_mut_ptr(), comms.as_mut_ptr()) };
         hccl_error(api, "HcclCommInitAll", (None, None), result)?;
         let ranks = comms.into_iter().zip(devices).enumerate();
-        Ok(ranks.map(|(rank, (raw, device))| Self::new(device, raw, rank, devices.len())).collect())
+        Ok(ranks.map(|(rank, (raw, device))| Self::new((device, None), raw, rank, devices.len())).collect())
     }
 
     /// Joins a communicator as `rank` of `size` ranks. Returns when all of them have joined.
@@ -197,12 +203,18 @@ impl Communicator {
         // SAFETY: the bytes are root information, which is an array of as many; `raw` is a place for the result.
         let result = unsafe { api.HcclCommInitRootInfo()?(count, info.0.as_ptr().cast(), rank_number, &mut raw) };
         hccl_error(api, "HcclCommInitRootInfo", (Some(rank), None), result)?;
-        Ok(Self::new(device, raw, rank, size))
+        Ok(Self::new((device, None), raw, rank, size))
     }
 
-    fn new(device: &Device, raw: sys::HcclComm, rank: usize, size: usize) -> Self {
-        let handle = Handle { device: device.clone(), raw, rank, uses: Mutex::default() };
-        Self { handle: Arc::new(handle), size, calls: 0 }
+    pub(super) fn new(
+        (device, whole): (&Device, Option<Arc<Handle>>),
+        raw: sys::HcclComm,
+        rank: usize,
+        size: usize,
+    ) -> Self {
+        let order = whole.as_ref().map(|whole| Arc::clone(&whole.order)).unwrap_or_default();
+        let handle = Handle { device: device.clone(), raw, rank, marks: Mutex::default(), order, whole };
+        Self { handle: Arc::new(handle), size, calls: 0, parts: BTreeMap::new() }
     }
 
     /// This rank, from 0 on.
@@ -237,9 +249,9 @@ impl Communicator {
         let handle = &self.handle;
         handle.device.context().admits("stream", queue.context())?;
         let raw = queue.raw()?;
-        let mut uses = lock(&handle.uses);
+        let mut order = lock(&handle.order);
         if let Some(stream) = queue.stream() {
-            uses.precede(stream)?;
+            order.precede(stream)?;
         }
         let api = handle.device.context().bind()?;
         let result = call(api, handle.raw, raw)?;
@@ -252,9 +264,9 @@ impl Communicator {
         let Some(stream) = queue.stream() else {
             return outcome;
         };
-        uses.note(stream);
+        handle.note(stream);
         outcome?;
-        uses.finish(stream)
+        order.finish(stream)
     }
 }
 
@@ -275,8 +287,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         // A fault of the work is for the stream's next synchronisation.
         let is_over = |mark: &StreamMark| matches!(mark.latest().wait(), Ok(true));
-        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !uses.marks.iter().all(is_over) {
+        if !lock(&self.marks).iter().all(is_over) {
             tracing::error!("rank {} stays in its communicator: its calls are not known to be over", self.rank);
             return;
         }
