@@ -3,10 +3,13 @@
 mod context_attention;
 mod context_exchange;
 mod context_parallel;
+mod context_step;
 mod row_order;
+mod step_agreement;
 mod tensor_parallel;
 
-pub use context_attention::{ContextAttention, ContextStep};
+pub use context_attention::ContextAttention;
 pub use context_exchange::ContextPart;
 pub use context_parallel::{ContextParallel, ContextSplit, RankStep};
+pub use context_step::ContextStep;
 pub use tensor_parallel::TensorParallel;

@@ -1,0 +1,235 @@
+//! A step in progress on one rank of an attention whose contexts are divided.
+
+use ascend_attention::attention::BlockTable;
+use ascend_attention::{Element, Event, Stream, Tensor};
+
+use crate::backends::AttentionShape;
+use crate::engine::{QueuedLayers, STEP_HEADS_FIX, StepRows};
+use crate::error::{Error, Result};
+use crate::kv::{CacheWrite, StepLease, no_layer};
+use crate::rules;
+
+use super::context_attention::ContextAttention;
+use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
+use super::context_parallel::ContextSplit;
+use super::step_agreement::StepTerms;
+
+/// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by
+/// [`ContextStep::end`] or by dropping it. Where some of its layers are missing then, the rank leaves its communicator,
+/// unless the ranks have not agreed in the step yet.
+#[derive(Debug)]
+pub struct ContextStep<'a, T: Element> {
+    attention: &'a mut ContextAttention<T>,
+    stream: &'a Stream,
+    split: ContextSplit,
+    block_table: BlockTable,
+    /// What the ranks have to agree in; `None` where they trust each other, or have agreed.
+    terms: Option<StepTerms>,
+    /// Whether the other ranks go on into the step.
+    agreed: bool,
+    /// The write that the first layer has prepared for all layers.
+    write: Option<CacheWrite>,
+    /// The calls that the first layer has prepared for all layers, and their tensors.
+    exchange: Option<ContextExchange<T>>,
+    /// The layer that comes next.
+    next: usize,
+    /// Marks of the time, if they are asked for.
+    marks: Option<Vec<(ContextPart, Event)>>,
+    layers: QueuedLayers,
+    _lease: StepLease<'a, Stream>,
+}
+
+impl<'a, T: Element> ContextStep<'a, T> {
+    pub(super) fn new(
+        attention: &'a mut ContextAttention<T>,
+        stream: &'a Stream,
+        (split, block_table): (ContextSplit, BlockTable),
+        terms: Option<StepTerms>,
+        (layers, lease): (QueuedLayers, StepLease<'a, Stream>),
+    ) -> Self {
+        Self {
+            attention,
+            stream,
+            split,
+            block_table,
+            terms,
+            agreed: false,
+            write: None,
+            exchange: None,
+            next: 0,
+            marks: None,
+            layers,
+            _lease: lease,
+        }
+    }
+}
+
+impl<T: Element> ContextStep<'_, T> {
+    /// How the step is divided.
+    pub fn split(&self) -> &ContextSplit {
+        &self.split
+    }
+
+    /// Marks the time on the stream in front of each layer that is queued from now on, and behind each part of it.
+    pub fn mark_parts(&mut self) {
+        self.marks.get_or_insert_default();
+    }
+
+    /// The marks so far, in order: the time of a part is that [since](Event::elapsed_since) the mark before it. None
+    /// unless [asked for](Self::mark_parts).
+    pub fn marks(&self) -> &[(ContextPart, Event)] {
+        self.marks.as_deref().unwrap_or_default()
+    }
+
+    /// Queues one layer: writes the keys and values that the rank holds, then attends. Query `[tokens, N, D]` of the
+    /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank; the attention of the rank's heads over
+    /// all keys, `[tokens, N, D]`. The first layer plans for all, and compares the ranks' steps, for which it waits for
+    /// the stream and the other ranks; the others return at once.
+    ///
+    /// # Errors
+    /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) of the first layer, on all ranks, where they bring different steps:
+    /// nothing was written or computed, and no rank has left;
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
+    /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes,
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device,
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) and [`RANKS_ORDER`](crate::rules::RANKS_ORDER) for
+    /// another layer than the next, [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
+    /// as for [`CacheWrite::plan`], and as for planning the calls and the merge: nothing was exchanged then, and the
+    /// layer can be repeated. [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
+    pub fn forward(&mut self, layer: usize, inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<Tensor<T>> {
+        let shape = inputs.0.shape().to_vec();
+        let outcome = self.check(layer, inputs).and_then(|()| Ok(Tensor::empty(self.stream.device(), &shape)?));
+        let mut output = self.layers.note_refusal(outcome)?;
+        self.queue(layer, inputs, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`forward`](Self::forward), with an output tensor of the caller.
+    ///
+    /// # Errors
+    /// As for [`forward`](Self::forward); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape
+    /// than the query's.
+    pub fn forward_into(
+        &mut self,
+        layer: usize,
+        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
+        let outcome = self.check(layer, inputs).and_then(|()| {
+            output.check_device("output", self.stream.device())?;
+            match output.shape() == inputs.0.shape() && output.is_contiguous() {
+                true => Ok(()),
+                false => Err(Error::not_as_planned("output", output.desc(), format!("{:?}", inputs.0.shape()))),
+            }
+        });
+        self.layers.note_refusal(outcome)?;
+        self.queue(layer, inputs, output)
+    }
+
+    /// Refuses a layer out of order, or tensors of other shapes.
+    fn check(&self, layer: usize, (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<()> {
+        self.attention.joined()?;
+        self.layers.check_not_repeated(layer)?;
+        let count = self.attention.cache.shape().layers;
+        if layer >= count {
+            return Err(no_layer(layer, count));
+        }
+        if layer != self.next {
+            return Err(rules::RANKS_ORDER
+                .broken(format_args!("layer {layer} of a step"), format_args!("layer {}, the next one", self.next))
+                .into());
+        }
+        let tokens = self.split.tokens();
+        let rows =
+            StepRows { actual: tokens, padded: tokens, padding: true, fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX] };
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention.shape;
+        let value_dim = self.attention.cache.shape().value_dim;
+        for (name, tensor, heads, dim) in
+            [("query", query, heads, head_dim), ("key", key, kv_heads, head_dim), ("value", value, kv_heads, value_dim)]
+        {
+            tensor.check_device(name, self.stream.device())?;
+            rows.check(name, tensor, Some(layer), heads, Some(dim))?;
+        }
+        Ok(())
+    }
+
+    /// Queues a layer that was checked.
+    fn queue(
+        &mut self,
+        layer: usize,
+        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
+        let mut exchanges = false;
+        let outcome = self.queue_layer(layer, inputs, output, &mut exchanges);
+        if outcome.is_err() && exchanges {
+            self.attention.leave();
+        }
+        self.next += usize::from(outcome.is_ok());
+        self.layers.note_outcome(layer, outcome)
+    }
+
+    fn queue_layer(
+        &mut self,
+        layer: usize,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        output: &mut Tensor<T>,
+        exchanges: &mut bool,
+    ) -> Result<()> {
+        let Self { attention, stream, split, block_table, terms, agreed, write, exchange, layers, marks, .. } = self;
+        let ContextAttention { communicator, cache, shape, rank, names, .. } = &mut **attention;
+        let communicator =
+            communicator.as_mut().ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
+        let tensors = ContextLayer { query, key, value, cache: cache.layer(layer)?.clone(), block_table };
+        let exchange = match exchange {
+            Some(exchange) => exchange,
+            None => exchange.insert(ContextExchange::plan(stream, *shape, split, *rank, &tensors)?),
+        };
+        let write = match write {
+            Some(write) => write,
+            None => write.insert(CacheWrite::plan(cache, stream, own_slots(split, *rank), key, value)?),
+        };
+        if let Some(compared) = terms {
+            *exchanges = true;
+            let difference = compared.difference(communicator, stream)?;
+            *exchanges = false;
+            if let Some(difference) = difference {
+                return Err(difference.into());
+            }
+            names.agreed(compared);
+            (*agreed, *terms) = (true, None);
+        }
+        let mut mark = |part| {
+            if let Some(marks) = marks {
+                marks.push((part, stream.record_timing_event()?));
+            }
+            Ok(())
+        };
+        mark(ContextPart::Start)?;
+        layers.begin_write();
+        cache.write(stream, write, layer, key, value)?;
+        mark(ContextPart::Write)?;
+        *exchanges = true;
+        exchange.launch(communicator, stream, &tensors, output, &mut mark)
+    }
+
+    /// Ends the step, and checks that all its layers were queued.
+    ///
+    /// # Errors
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.layers.end()?)
+    }
+}
+
+impl<T: Element> Drop for ContextStep<'_, T> {
+    fn drop(&mut self) {
+        if (self.agreed || self.next > 0) && !self.layers.is_complete() {
+            self.attention.leave();
+        }
+    }
+}
+
+fn own_slots(split: &ContextSplit, rank: usize) -> &[i32] {
+    split.ranks().get(rank).map_or(&[], |rank| rank.slots())
+}

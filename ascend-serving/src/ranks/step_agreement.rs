@@ -1,0 +1,181 @@
+//! What the ranks of a step have to agree in, and the comparison of it before anything is computed.
+
+use ascend_attention::comm::Communicator;
+use ascend_attention::spec::DType;
+use ascend_attention::spec::collective::digest;
+use ascend_attention::{Stream, Tensor, Violation};
+
+use crate::backends::AttentionShape;
+use crate::batch::BatchRequest;
+use crate::error::Result;
+use crate::kv::{CacheShape, Interleave, SequenceStamp};
+use crate::rules;
+
+/// A number that is the same on all ranks: what it is, and how it is written.
+type Term = (&'static str, fn(i64) -> String);
+
+/// What the attentions of all ranks have in common.
+const SETTINGS: [Term; 9] = [
+    ("number of requests", number),
+    ("tokens in a run", number),
+    ("layers", number),
+    ("query heads", number),
+    ("key heads", number),
+    ("elements of a key", number),
+    ("elements of a value", number),
+    ("element type", |number| i32::try_from(number).ok().and_then(DType::from_acl).map_or("none", DType::name).into()),
+    ("scale", |bits| f64::from_bits(bits.cast_unsigned()).to_string()),
+];
+
+/// What each request of a step is on all ranks.
+const REQUEST: [Term; 3] = [("cached tokens", number), ("new tokens", number), ("sequence", sequence)];
+
+/// The number that stands for no sequence.
+const NO_SEQUENCE: i64 = -1;
+
+/// What mends ranks that bring other requests, and ranks that were made with other settings.
+const FIXES: [&str; 2] = [
+    "begin the step again, on the ranks that have brought something else, with the same requests in the same order, no \
+     step left out or made twice; the others repeat the layer",
+    "make the attentions of all ranks anew, with the same runs, layers, heads, element type and scale",
+];
+
+/// Numbers that are compared at a time, once they are known to differ.
+const COMPARED: usize = 64;
+
+fn number(number: i64) -> String {
+    number.to_string()
+}
+
+fn sequence(name: i64) -> String {
+    match name {
+        NO_SEQUENCE => "none".into(),
+        _ => format!("that of request {} in step {}", name & 0xFFFF_FFFF, name >> 32),
+    }
+}
+
+/// The names of sequences, which ranks have in common where their pools have not: the step that had the sequence first,
+/// and its request there.
+#[derive(Debug, Default)]
+pub(super) struct SequenceNames {
+    /// Steps that the ranks have agreed in.
+    steps: i64,
+    /// By the place of a sequence in its pool: when it began, and its name.
+    names: Vec<Option<(u64, i64)>>,
+}
+
+/// A step as the ranks compare it.
+#[derive(Debug)]
+pub(super) struct StepTerms {
+    terms: Vec<i64>,
+    /// The sequences of the requests, and their names.
+    sequences: Vec<(SequenceStamp, i64)>,
+}
+
+impl SequenceNames {
+    /// Forgets the sequences, those of a pool that is replaced.
+    pub(super) fn forget(&mut self) {
+        self.names.clear();
+    }
+
+    fn name(&self, stamp: SequenceStamp, request: usize) -> i64 {
+        let known = self.names.get(stamp.place()).copied().flatten().filter(|(began, _)| *began == stamp.began());
+        known.map_or((self.steps << 32) | request as i64, |(_, name)| name)
+    }
+
+    /// The numbers of a step.
+    pub(super) fn terms(
+        &self,
+        (shape, cache, dtype): (AttentionShape, CacheShape, DType),
+        share: Interleave,
+        requests: &[BatchRequest<'_>],
+    ) -> StepTerms {
+        let AttentionShape { heads, kv_heads, head_dim, scale } = shape;
+        let numbers = [requests.len(), share.tokens_in_run(), cache.layers, heads, kv_heads, head_dim, cache.value_dim];
+        let mut terms: Vec<i64> = numbers.map(|number| number as i64).to_vec();
+        terms.extend([i64::from(dtype.acl()), scale.to_bits().cast_signed()]);
+        let mut sequences = Vec::with_capacity(requests.len());
+        for (index, request) in requests.iter().enumerate() {
+            let stamp = request.sequence.map(|sequence| sequence.stamp());
+            let name = stamp.map_or(NO_SEQUENCE, |stamp| self.name(stamp, index));
+            sequences.extend(stamp.map(|stamp| (stamp, name)));
+            terms.extend([request.cached as i64, request.new as i64, name]);
+        }
+        StepTerms { terms, sequences }
+    }
+
+    /// Takes note of a step that the ranks have agreed in.
+    pub(super) fn agreed(&mut self, step: &StepTerms) {
+        self.steps += 1;
+        for (stamp, name) in &step.sequences {
+            if self.names.len() <= stamp.place() {
+                self.names.resize(stamp.place() + 1, None);
+            }
+            self.names[stamp.place()] = Some((stamp.began(), *name));
+        }
+    }
+}
+
+impl StepTerms {
+    fn digest(&self) -> i64 {
+        digest(self.terms.iter().map(|term| term.cast_unsigned())).cast_signed()
+    }
+
+    /// Compares the step with those of the other ranks, which all compare theirs, and waits for the stream. The
+    /// difference is the same on every rank.
+    pub(super) fn difference(&self, communicator: &mut Communicator, stream: &Stream) -> Result<Option<Violation>> {
+        let digests = gather(communicator, stream, &[self.digest()])?;
+        if digests.iter().all(|digest| *digest == self.digest()) {
+            return Ok(None);
+        }
+        // The number of requests is among the first, so that ranks which differ in it come no further.
+        for (at, part) in self.terms.chunks(COMPARED).enumerate() {
+            let mut own = part.to_vec();
+            own.resize(COMPARED, 0);
+            let all = gather(communicator, stream, &own)?;
+            let of_term = |term: usize| all.iter().skip(term).step_by(COMPARED).copied().collect::<Vec<i64>>();
+            let mut differing = (0..COMPARED).map(of_term).enumerate();
+            let differs = |(_, values): &(usize, Vec<i64>)| values.iter().any(|value| values.first() != Some(value));
+            if let Some((term, values)) = differing.find(differs) {
+                return Ok(Some(named(at * COMPARED + term, &values)));
+            }
+        }
+        let digests: Vec<String> = digests.iter().map(|digest| format!("{digest:x}")).collect();
+        Ok(Some(rules::RANKS_BATCH.broken(digests.join(", "), "equal digests of the step on all ranks")))
+    }
+}
+
+/// The numbers of all ranks, one rank's behind the other's.
+fn gather(communicator: &mut Communicator, stream: &Stream, own: &[i64]) -> Result<Vec<i64>> {
+    let send = stream.upload(own, [own.len()])?;
+    let all = Tensor::empty(stream.device(), [own.len() * communicator.size()])?;
+    communicator.all_gather(stream, &send, &all)?;
+    Ok(all.download(stream)?)
+}
+
+/// The refusal of a number that the ranks have other values of.
+#[cold]
+fn named(at: usize, values: &[i64]) -> Violation {
+    let request = at.checked_sub(SETTINGS.len());
+    let ((what, text), of, fix) = match request {
+        None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 0)]),
+        Some(at) => {
+            let request = at / REQUEST.len();
+            (REQUEST[at % REQUEST.len()], format!(" of request {request}"), FIXES[0])
+        }
+    };
+    let mut by_value: Vec<(i64, Vec<String>)> = Vec::new();
+    for (rank, value) in values.iter().enumerate() {
+        let rank = rank.to_string();
+        match by_value.iter_mut().find(|(known, _)| known == value) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => by_value.push((*value, vec![rank])),
+        }
+    }
+    let texts = by_value.iter().map(|(value, ranks)| {
+        let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+        format!("{} on {word} {}", text(*value), ranks.join(", "))
+    });
+    let given = format!("{what}{of}: {}", texts.collect::<Vec<_>>().join("; "));
+    Violation::new(&rules::RANKS_BATCH, given, "the same on every rank", fix)
+}
