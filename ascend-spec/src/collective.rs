@@ -207,9 +207,10 @@ pub const fn reduces(soc: Soc, collective: Collective, dtype: DType, reduction: 
 /// One number for a list of numbers, which every rank computes alike: lists that differ have different ones, but for one
 /// pair in 2 to the power of 64.
 pub fn digest(numbers: impl IntoIterator<Item = u64>) -> u64 {
-    numbers.into_iter().fold(0, |digest, number| {
-        let mixed = (digest ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (mixed ^ (mixed >> 32)).wrapping_add(1)
+    const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+    numbers.into_iter().fold(FACTOR, |digest, number| {
+        let mixed = (digest ^ number).wrapping_mul(FACTOR);
+        mixed ^ (mixed >> 32)
     })
 }
 
@@ -233,11 +234,15 @@ mod tests {
         let lists: Vec<Vec<u64>> =
             (0..200).flat_map(|one| (0..9).map(move |len| vec![one; len])).filter(|list| list.len() != 1).collect();
         let mut digests: Vec<u64> = lists.iter().map(|list| digest(list.iter().copied())).collect();
-        digests.extend([digest([1, 2]), digest([2, 1])]);
+        // Parts of ranks, with how often they were made before.
+        digests.extend(
+            [&[1, 2][..], &[2, 1], &[0, 1, 2, 3, 0], &[0, 2, 3, 0], &[0, 2, 3, 1]]
+                .map(|list| digest(list.iter().copied())),
+        );
         digests.sort_unstable();
         digests.dedup();
         // The empty list is there 200 times.
-        assert_eq!(digests.len(), 1 + 200 * 7 + 2);
+        assert_eq!(digests.len(), 1 + 200 * 7 + 5);
     }
 
     #[test]

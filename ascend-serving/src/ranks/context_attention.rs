@@ -3,18 +3,20 @@
 use std::sync::Arc;
 
 use ascend_attention::comm::Communicator;
-use ascend_attention::{Element, Stream, Violation};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
-use crate::engine::{QueuedLayers, STEP_AGAIN};
+use crate::engine::{QueuedLayers, STEP_AGAIN, STEP_HEADS_FIX, StepRows};
 use crate::error::{Error, Result};
-use crate::kv::{BlockPool, CacheEntry, CopiesIn, Interleave, PagedKvCache, Sequence, StepProgress, uncopied};
+use crate::kv::{
+    BlockPool, CacheEntry, CopiesIn, Interleave, PagedKvCache, Sequence, StepLease, StepProgress, no_layer, uncopied,
+};
 use crate::rules;
 
-use super::context_parallel::ContextParallel;
+use super::context_parallel::{ContextParallel, ContextSplit};
 use super::context_step::ContextStep;
-use super::step_agreement::SequenceNames;
+use super::step_agreement::{SequenceNames, StepOrder};
 
 /// One rank of an attention whose contexts are divided over ranks (decode context parallelism, DCP): each rank has a
 /// part of every request's keys, and some of the query heads, and gets the attention of its own heads over all keys.
@@ -282,6 +284,21 @@ impl<T: Element> ContextAttention<T> {
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) by what this rank has computed of a sequence; as for
     /// [`ContextParallel::split`].
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
+        let rows = requests.iter().fold(0usize, |rows, request| rows.saturating_add(request.new));
+        let PreparedStep { split, order, progress, lease } = self.prepare(stream, requests, rows)?;
+        let own = split.ranks().get(self.rank).ok_or_else(|| no_rank(self.rank, split.ranks().len()))?;
+        let block_table = self.cache.block_table(stream, own.table())?;
+        let layers = QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN);
+        Ok(ContextStep::new(self, stream, (split, block_table), order, (layers, lease)))
+    }
+
+    /// Checks a step of these requests and begins it, with as many rows as the ranks have to agree in.
+    pub(super) fn prepare<'a>(
+        &mut self,
+        stream: &'a Stream,
+        requests: &[BatchRequest<'_>],
+        rows: usize,
+    ) -> Result<PreparedStep<'a>> {
         self.joined()?;
         self.cache.admits(stream)?;
         for sequence in requests.iter().filter_map(|request| request.sequence) {
@@ -299,13 +316,63 @@ impl<T: Element> ContextAttention<T> {
         if let Some(block) = self.pool.first_uncopied(blocks(), CopiesIn::Cache(&self.entry)) {
             return Err(uncopied(format_args!("block {block} of the step")).into());
         }
-        let own = split.ranks().get(self.rank).ok_or_else(|| no_rank(self.rank, split.ranks().len()))?;
-        let block_table = self.cache.block_table(stream, own.table())?;
-        let layers = QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN);
         let compared = !self.trusts && self.division.share().ranks() > 1;
         let settings = (self.shape, self.cache.shape(), T::DTYPE);
-        let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests));
-        Ok(ContextStep::new(self, stream, (split, block_table), terms, (layers, lease)))
+        let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests, rows));
+        Ok(PreparedStep { split, order: StepOrder::new(terms), progress, lease })
+    }
+
+    /// Refuses a layer out of order, or tensors of other shapes.
+    pub(super) fn check_layer(
+        &self,
+        stream: &Stream,
+        (layer, order): (usize, &StepOrder),
+        tokens: usize,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+    ) -> Result<()> {
+        self.joined()?;
+        let count = self.cache.shape().layers;
+        if layer >= count {
+            return Err(no_layer(layer, count));
+        }
+        order.check(layer)?;
+        let rows =
+            StepRows { actual: tokens, padded: tokens, padding: true, fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX] };
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let value_dim = self.cache.shape().value_dim;
+        for (name, tensor, heads, dim) in
+            [("query", query, heads, head_dim), ("key", key, kv_heads, head_dim), ("value", value, kv_heads, value_dim)]
+        {
+            tensor.check_device(name, stream.device())?;
+            rows.check(name, tensor, Some(layer), heads, Some(dim))?;
+        }
+        Ok(())
+    }
+
+    /// Compares a step with those of the other ranks, unless they trust each other or have agreed in it.
+    pub(super) fn agree(&mut self, stream: &Stream, order: &mut StepOrder) -> Result<()> {
+        let Some(terms) = &order.terms else {
+            return Ok(());
+        };
+        let communicator = self.communicator.as_mut();
+        let communicator = communicator.ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
+        match terms.difference(communicator, stream) {
+            Ok(None) => {
+                self.names.agreed(terms);
+                order.begin();
+                Ok(())
+            }
+            Ok(Some(difference)) => Err(difference.into()),
+            Err(error) => {
+                self.leave();
+                Err(error)
+            }
+        }
+    }
+
+    /// What this rank has computed of the sequences.
+    pub(super) fn entry(&self) -> &Arc<CacheEntry> {
+        &self.entry
     }
 
     pub(super) fn joined(&self) -> Result<(), Violation> {
@@ -324,7 +391,15 @@ impl<T: Element> ContextAttention<T> {
     }
 }
 
+/// A step that was checked and begun.
+pub(super) struct PreparedStep<'a> {
+    pub(super) split: ContextSplit,
+    pub(super) order: StepOrder,
+    pub(super) progress: StepProgress,
+    pub(super) lease: StepLease<'a, Stream>,
+}
+
 #[cold]
-fn no_rank(rank: usize, ranks: usize) -> Error {
+pub(super) fn no_rank(rank: usize, ranks: usize) -> Error {
     Error::invalid("rank", rank, format_args!("below {ranks}")).fix("divide the contexts over the communicator's ranks")
 }

@@ -1,16 +1,18 @@
 //! The calls of a rank in a layer whose contexts are divided, and what goes from rank to rank between them.
 
-use ascend_attention::attention::BlockTable;
+use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::comm::Communicator;
-use ascend_attention::merge::{Part, RowMergePlan};
-use ascend_attention::{Device, Element, Output, Plan, Stream, Tensor};
+use ascend_attention::graph::Capturing;
+use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
+use ascend_attention::spec::Layout;
+use ascend_attention::{Device, Element, Output, Plan, Queue, Stream, Tensor};
 
 use crate::backends::AttentionShape;
 use crate::error::Result;
 use crate::kv::LayerCache;
 
-use super::context_parallel::{ContextSplit, RankPlan};
-use super::row_order::{RowOrder, lse_bits};
+use super::context_parallel::{ContextSplit, RankPlan, record_single_rows};
+use super::row_order::{RowOrder, lse_bits, lse_of};
 
 /// A part of a layer, by what a [mark](crate::ContextStep::marks) of the time stands behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +61,9 @@ pub(super) struct ContextExchange<T: Element> {
     scatter: RowOrder,
     /// The results by the rank that they go to, `[ranks, tokens, N, D]`.
     sent: Output<T>,
+    /// In graphs, where rows without keys are not known: `sent`, and behind it a place for each row that is kept from
+    /// it; and log-sum-exps of rows without keys, of the shape of those that are sent.
+    kept: Option<(Output<T>, Tensor<f32>)>,
     /// The results of the rank's own heads, by the rank that they come from.
     received: Output<T>,
     /// The call of the new tokens among themselves, of the rank's own heads.
@@ -67,6 +72,10 @@ pub(super) struct ContextExchange<T: Element> {
     /// The merged log-sum-exps, which are not read.
     merged_lse: Tensor<f32>,
 }
+
+/// The log-sum-exp of a row without keys in a merge of all parts, whose weight is 0 beside any other: a finite number, since
+/// the operator says nothing of others.
+const NO_KEYS: f32 = -1e30;
 
 impl<T: Element> ContextExchange<T> {
     /// Prepares the calls of `rank` for layers like this one. Nothing is exchanged.
@@ -77,48 +86,98 @@ impl<T: Element> ContextExchange<T> {
         rank: usize,
         layer: &ContextLayer<'_, T>,
     ) -> Result<Self> {
-        let (size, tokens, device) = (split.ranks().len(), split.tokens(), stream.device());
-        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
-        let all = AttentionShape { heads: heads * size, ..shape };
+        let (size, tokens) = (split.ranks().len(), split.tokens());
         let value_dim = layer.value.shape().last().copied().unwrap_or(0);
-        let (query, gathered) = match size {
-            1 => (layer.query.clone(), None),
-            _ => {
-                let gathered = Tensor::empty(device, [size * tokens, heads, head_dim])?;
-                (Tensor::empty(device, [tokens, all.heads, head_dim])?, Some(gathered))
-            }
-        };
-        let sizes = [size, tokens * kv_heads];
-        let gather = RowOrder::of_rows(stream, sizes, gathered.as_ref().unwrap_or(&query), &query)?;
-        let call = match split.ranks().get(rank) {
-            Some(rank) => rank.plan(all, &query, &layer.cache, layer.block_table)?,
-            None => None,
-        };
-        let by_rank = || output(device, [size * tokens, heads, value_dim]);
-        let local = output(device, [tokens, all.heads, value_dim])?;
-        let (sent, received) = match size {
-            1 => (local.clone(), local.clone()),
-            _ => (by_rank()?, by_rank()?),
-        };
-        if call.is_none() {
-            // No row of these is taken, but they are sent.
-            sent.attention.clear(stream)?;
-            sent.softmax_lse.as_ref().map_or(Ok(()), |lse| lse.clear(stream))?;
-        }
-        let scatter = RowOrder::of_outputs(stream, [sizes[1], sizes[0]], &local, &sent)?;
         let new = match split.new_tokens() {
             None => None,
             Some(new) => {
                 let plan = new.plan(stream, shape, (layer.query, layer.key, layer.value))?;
-                Some((plan, output(device, [tokens, heads, value_dim])?))
+                Some((plan, output(stream.device(), [tokens, shape.heads, value_dim])?))
             }
         };
+        let mut exchange = Self::of(stream, shape, size, (layer.query, value_dim), new, false, split.parts())?;
+        if let Some(rank) = split.ranks().get(rank) {
+            let all = AttentionShape { heads: shape.heads * size, ..shape };
+            exchange.call = rank.plan(all, &exchange.query, &layer.cache, layer.block_table)?;
+        }
+        if exchange.call.is_none() {
+            // No row of these is taken, but they are sent.
+            exchange.sent.attention.clear(stream)?;
+            exchange.sent.softmax_lse.as_ref().map_or(Ok(()), |lse| lse.clear(stream))?;
+        }
+        Ok(exchange)
+    }
+
+    /// Prepares what graphs of steps of one row a request have between the calls, for any lengths.
+    pub(super) fn in_graph(
+        stream: &Stream,
+        shape: AttentionShape,
+        size: usize,
+        query: &Tensor<T>,
+        value_dim: usize,
+    ) -> Result<Self> {
+        let all = [PartsOfRows { rows: query.shape().first().copied().unwrap_or(0), parts: u16::MAX >> (16 - size) }];
+        Self::of(stream, shape, size, (query, value_dim), None, true, &all)
+    }
+
+    fn of(
+        stream: &Stream,
+        shape: AttentionShape,
+        size: usize,
+        (query, value_dim): (&Tensor<T>, usize),
+        new: Option<(Plan, Output<T>)>,
+        in_graph: bool,
+        rows: &[PartsOfRows],
+    ) -> Result<Self> {
+        let device = stream.device();
+        let tokens = query.shape().first().copied().unwrap_or(0);
+        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+        let (query, gathered) = match size {
+            1 => (query.clone(), None),
+            _ => {
+                let gathered = Tensor::empty(device, [size * tokens, heads, head_dim])?;
+                (Tensor::empty(device, [tokens, heads * size, head_dim])?, Some(gathered))
+            }
+        };
+        let sizes = [size, tokens * kv_heads];
+        let gather = RowOrder::of_rows(stream, sizes, gathered.as_ref().unwrap_or(&query), &query)?;
+        let local = output(device, [tokens, heads * size, value_dim])?;
+        let by_rank = |rows: usize| output(device, [rows, heads, value_dim]);
+        let (kept, sent, received) = match size {
+            1 => (None, local.clone(), local.clone()),
+            _ if in_graph => {
+                let both = by_rank(2 * size * tokens)?;
+                both.attention.clear(stream)?;
+                let lse = stream.upload(&vec![NO_KEYS; size * tokens * heads], [size * tokens, heads, 1])?;
+                let sent = rows_of(&both, 0..size * tokens)?;
+                (Some((both, lse)), sent, by_rank(size * tokens)?)
+            }
+            _ => (None, by_rank(size * tokens)?, by_rank(size * tokens)?),
+        };
+        let to = kept.as_ref().map_or(&sent, |(both, _)| both);
+        let scatter = RowOrder::of_outputs(stream, [sizes[1], sizes[0]], &local, (to, kept.is_some()))?;
         let merge = {
             let own = parts_of_ranks(&received, size, tokens)?;
-            split.merge(&parts(&own, new.as_ref())?)?
+            MergeState::new(Layout::Tnd).rows(rows).plan(&parts(&own, new.as_ref())?)?
         };
         let merged_lse = Tensor::empty(device, [tokens, heads, 1])?;
-        Ok(Self { size, gathered, gather, query, call, local, scatter, sent, received, new, merge, merged_lse })
+        let call = None;
+        Ok(Self { size, gathered, gather, query, call, local, scatter, sent, kept, received, new, merge, merged_lse })
+    }
+
+    /// The lengths of a graph's call over the rank's keys.
+    pub(super) fn lengths(kv: &PerRequest) -> CallLengths<'_> {
+        CallLengths::Batched { q: None, kv }
+    }
+
+    /// Lets the next replays send the rows of those requests alone that have keys here; `lengths` has the keys of each.
+    pub(super) fn keep(&self, stream: &Stream, lengths: &[usize]) -> Result<()> {
+        let rows = self.local.attention.shape().first().copied().unwrap_or(0).max(1);
+        match self.kept {
+            None => Ok(()),
+            // A row of each key head belongs to a request.
+            Some(_) => self.scatter.keep(stream, |row, outer| lengths.get(row / (outer / rows).max(1)) == Some(&0)),
+        }
     }
 
     /// Queues a layer: gathers the queries, attends, exchanges the results, and merges.
@@ -130,37 +189,80 @@ impl<T: Element> ContextExchange<T> {
         output: &Tensor<T>,
         mark: &mut impl FnMut(ContextPart) -> Result<()>,
     ) -> Result<()> {
-        let tokens = layer.query.shape().first().copied().unwrap_or(0);
+        let attend = self.call.as_ref().map(|call| {
+            |query: &Tensor<T>, local: &mut Output<T>| {
+                call.launch_into(stream, (query, &layer.cache, layer.block_table), local)
+            }
+        });
+        let new = |(plan, output): &(Plan, Output<T>)| {
+            Ok(plan.launch_into(stream, (layer.query, layer.key, layer.value), &mut output.clone())?)
+        };
+        self.queue((communicator, stream), layer.query, (attend, new), output, mark)
+    }
+
+    /// Records a layer of a graph, whose call over the rank's keys has at most the longest lengths.
+    pub(super) fn record(
+        &self,
+        communicator: &mut Communicator,
+        capture: &Capturing<'_>,
+        shape: AttentionShape,
+        (query, cache, block_table): (&Tensor<T>, &LayerCache<T>, &BlockTable),
+        (longest, output): (&PerRequest, &Tensor<T>),
+    ) -> Result<()> {
+        let all = AttentionShape { heads: shape.heads * self.size, ..shape };
+        let attend = |query: &Tensor<T>, local: &mut Output<T>| {
+            record_single_rows(capture, all, Self::lengths(longest), (query, cache, block_table), local)
+        };
+        self.queue((communicator, capture), query, (Some(attend), |_| Ok(())), output, &mut |_| Ok(()))
+    }
+
+    fn queue<Q: Queue>(
+        &self,
+        (communicator, queue): (&mut Communicator, &Q),
+        own: &Tensor<T>,
+        (attend, new): (
+            Option<impl FnOnce(&Tensor<T>, &mut Output<T>) -> Result<()>>,
+            impl FnOnce(&(Plan, Output<T>)) -> Result<()>,
+        ),
+        output: &Tensor<T>,
+        mark: &mut impl FnMut(ContextPart) -> Result<()>,
+    ) -> Result<()> {
+        let tokens = own.shape().first().copied().unwrap_or(0);
         let query = match &self.gathered {
-            None => layer.query,
+            None => own,
             Some(gathered) => {
-                communicator.all_gather(stream, layer.query, gathered)?;
-                self.gather.move_rows(stream, gathered, &self.query)?;
+                communicator.all_gather(queue, own, gathered)?;
+                self.gather.move_rows(queue, gathered, &self.query)?;
                 &self.gather.moved(gathered, &self.query)?
             }
         };
         mark(ContextPart::Gather)?;
-        if let Some(call) = &self.call {
-            call.launch_into(stream, (query, &layer.cache, layer.block_table), &mut self.local.clone())?;
-            self.scatter.move_outputs(stream, &self.local, &self.sent)?;
+        let attends = attend.is_some();
+        if let Some(attend) = attend {
+            attend(query, &mut self.local.clone())?;
+            match &self.kept {
+                None => self.scatter.move_outputs(queue, &self.local, &self.sent)?,
+                Some((both, no_keys)) => {
+                    lse_of(&self.sent)?.copy_from(queue, no_keys)?;
+                    self.scatter.move_outputs(queue, &self.local, both)?;
+                }
+            }
         }
-        if let Some((plan, output)) = &self.new {
-            plan.launch_into(stream, (layer.query, layer.key, layer.value), &mut output.clone())?;
-        }
+        self.new.as_ref().map_or(Ok(()), new)?;
         mark(ContextPart::Attention)?;
         if self.size > 1 {
-            let sent = match self.call.is_some() && self.scatter.is_same() {
+            let sent = match attends && self.scatter.is_same() {
                 true => &self.local,
                 false => &self.sent,
             };
-            communicator.all_to_all(stream, &sent.attention, &self.received.attention)?;
-            communicator.all_to_all(stream, &lse_bits(sent)?, &lse_bits(&self.received)?)?;
+            communicator.all_to_all(queue, &sent.attention, &self.received.attention)?;
+            communicator.all_to_all(queue, &lse_bits(sent)?, &lse_bits(&self.received)?)?;
         }
         mark(ContextPart::Exchange)?;
         let own = parts_of_ranks(&self.received, self.size, tokens)?;
         let parts = parts(&own, self.new.as_ref())?;
         let mut merged = Output { attention: output.clone(), softmax_lse: Some(self.merged_lse.clone()) };
-        self.merge.launch_into(stream, &parts, &mut merged)?;
+        self.merge.launch_into(queue, &parts, &mut merged)?;
         mark(ContextPart::Merge)
     }
 }
@@ -173,12 +275,13 @@ fn output<T: Element>(device: &Device, [rows, heads, dim]: [usize; 3]) -> Result
 
 /// The results of each rank.
 fn parts_of_ranks<T: Element>(received: &Output<T>, size: usize, tokens: usize) -> Result<Vec<Output<T>>> {
-    let of_rank = |rank: usize| {
-        let rows = rank * tokens..(rank + 1) * tokens;
-        let softmax_lse = received.softmax_lse.as_ref().map(|lse| lse.narrow(0, rows.clone())).transpose()?;
-        Ok(Output { attention: received.attention.narrow(0, rows)?, softmax_lse })
-    };
-    (0..size).map(of_rank).collect()
+    (0..size).map(|rank| rows_of(received, rank * tokens..(rank + 1) * tokens)).collect()
+}
+
+/// Some rows of an output, in the same memory.
+fn rows_of<T: Element>(output: &Output<T>, rows: std::ops::Range<usize>) -> Result<Output<T>> {
+    let softmax_lse = output.softmax_lse.as_ref().map(|lse| lse.narrow(0, rows.clone())).transpose()?;
+    Ok(Output { attention: output.attention.narrow(0, rows)?, softmax_lse })
 }
 
 /// The results of each rank, and behind them those of the new tokens.

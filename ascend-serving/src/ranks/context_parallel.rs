@@ -1,7 +1,8 @@
 //! Which rank holds which key of a step, and what each rank computes of it.
 
-use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
-use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, FusedInferAttention, Inputs, PerRequest};
+use ascend_attention::graph::Capturing;
+use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
 use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Queue, Stream, Tensor, Violation};
@@ -263,11 +264,6 @@ impl ContextSplit {
     pub(super) fn new_tokens(&self) -> Option<&NewTokens> {
         self.new.as_ref()
     }
-
-    /// Prepares the merge of the ranks' results in order, and behind them that of the new tokens, if there is one.
-    pub(super) fn merge<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
-        Ok(MergeState::new(Layout::Tnd).rows(&self.rows).plan(parts)?)
-    }
 }
 
 impl RankStep {
@@ -305,7 +301,7 @@ impl RankStep {
         if self.kv_lengths.lengths().iter().all(|len| *len == 0) {
             return Ok(None);
         }
-        let call = |layout| shape.call(layout).mask(Mask::none()).softmax_lse(true);
+        let call = |layout| over_keys(shape, layout);
         let (q, kv) = (&self.q_ends, &self.kv_lengths);
         let (query, lengths, call) = match self.single {
             true => (single_rows(query)?, CallLengths::Batched { q: None, kv }, call(Layout::Bnsd)),
@@ -333,6 +329,26 @@ impl NewTokens {
     }
 }
 
+/// The call of single rows over a rank's keys, with the heads of all ranks, recorded into a graph: the call of
+/// [`RankStep::plan`], of lengths up to the longest.
+pub(super) fn record_single_rows<T: Element>(
+    capture: &Capturing<'_>,
+    shape: AttentionShape,
+    longest: CallLengths<'_>,
+    (query, cache, block_table): (&Tensor<T>, &LayerCache<T>, &BlockTable),
+    output: &Output<T>,
+) -> Result<()> {
+    let query = single_rows(query)?;
+    let inputs = paged(&query, cache, block_table);
+    let call = capture.attention(&over_keys(shape, Layout::Bnsd), longest, inputs)?;
+    Ok(capture.launch_into(call, inputs, &mut single_output(output)?)?)
+}
+
+/// The call over a rank's keys, in sparse mode 0 without a mask, with log-sum-exps.
+fn over_keys(shape: AttentionShape, layout: Layout) -> FusedInferAttention {
+    shape.call(layout).mask(Mask::none()).softmax_lse(true)
+}
+
 fn paged<'a, T: Element>(query: &'a Tensor<T>, cache: &'a LayerCache<T>, block_table: &'a BlockTable) -> Inputs<'a, T> {
     Inputs::new(query, &cache.key, &cache.value).paged(block_table)
 }
@@ -341,6 +357,12 @@ fn paged<'a, T: Element>(query: &'a Tensor<T>, cache: &'a LayerCache<T>, block_t
 fn single_rows<T: Element>(tensor: &Tensor<T>) -> Result<Tensor<T>> {
     let [rows, heads, dim] = [0, 1, 2].map(|axis| size(tensor, axis));
     Ok(tensor.reshape([rows, heads, 1, dim])?)
+}
+
+/// Results of single rows in the shapes of [`single_rows`].
+fn single_output<T: Element>(output: &Output<T>) -> Result<Output<T>> {
+    let softmax_lse = output.softmax_lse.as_ref().map(single_rows).transpose()?;
+    Ok(Output { attention: single_rows(&output.attention)?, softmax_lse })
 }
 
 impl RankPlan {
@@ -356,8 +378,6 @@ impl RankPlan {
             return Ok(self.call.launch_into(queue, paged(query, cache, block_table), output)?);
         }
         let query = single_rows(query)?;
-        let lse = output.softmax_lse.as_ref().map(single_rows).transpose()?;
-        let mut single = Output { attention: single_rows(&output.attention)?, softmax_lse: lse };
-        Ok(self.call.launch_into(queue, paged(&query, cache, block_table), &mut single)?)
+        Ok(self.call.launch_into(queue, paged(&query, cache, block_table), &mut single_output(output)?)?)
     }
 }

@@ -3,16 +3,15 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Event, Stream, Tensor};
 
-use crate::backends::AttentionShape;
-use crate::engine::{QueuedLayers, STEP_HEADS_FIX, StepRows};
+use crate::engine::QueuedLayers;
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, StepLease, no_layer};
+use crate::kv::{CacheWrite, StepLease};
 use crate::rules;
 
 use super::context_attention::ContextAttention;
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
 use super::context_parallel::ContextSplit;
-use super::step_agreement::StepTerms;
+use super::step_agreement::StepOrder;
 
 /// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by
 /// [`ContextStep::end`] or by dropping it. Where some of its layers are missing then, the rank leaves its communicator,
@@ -23,16 +22,11 @@ pub struct ContextStep<'a, T: Element> {
     stream: &'a Stream,
     split: ContextSplit,
     block_table: BlockTable,
-    /// What the ranks have to agree in; `None` where they trust each other, or have agreed.
-    terms: Option<StepTerms>,
-    /// Whether the other ranks go on into the step.
-    agreed: bool,
+    order: StepOrder,
     /// The write that the first layer has prepared for all layers.
     write: Option<CacheWrite>,
     /// The calls that the first layer has prepared for all layers, and their tensors.
     exchange: Option<ContextExchange<T>>,
-    /// The layer that comes next.
-    next: usize,
     /// Marks of the time, if they are asked for.
     marks: Option<Vec<(ContextPart, Event)>>,
     layers: QueuedLayers,
@@ -44,7 +38,7 @@ impl<'a, T: Element> ContextStep<'a, T> {
         attention: &'a mut ContextAttention<T>,
         stream: &'a Stream,
         (split, block_table): (ContextSplit, BlockTable),
-        terms: Option<StepTerms>,
+        order: StepOrder,
         (layers, lease): (QueuedLayers, StepLease<'a, Stream>),
     ) -> Self {
         Self {
@@ -52,11 +46,9 @@ impl<'a, T: Element> ContextStep<'a, T> {
             stream,
             split,
             block_table,
-            terms,
-            agreed: false,
+            order,
             write: None,
             exchange: None,
-            next: 0,
             marks: None,
             layers,
             _lease: lease,
@@ -127,30 +119,9 @@ impl<T: Element> ContextStep<'_, T> {
     }
 
     /// Refuses a layer out of order, or tensors of other shapes.
-    fn check(&self, layer: usize, (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<()> {
-        self.attention.joined()?;
+    fn check(&self, layer: usize, inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<()> {
         self.layers.check_not_repeated(layer)?;
-        let count = self.attention.cache.shape().layers;
-        if layer >= count {
-            return Err(no_layer(layer, count));
-        }
-        if layer != self.next {
-            return Err(rules::RANKS_ORDER
-                .broken(format_args!("layer {layer} of a step"), format_args!("layer {}, the next one", self.next))
-                .into());
-        }
-        let tokens = self.split.tokens();
-        let rows =
-            StepRows { actual: tokens, padded: tokens, padding: true, fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX] };
-        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention.shape;
-        let value_dim = self.attention.cache.shape().value_dim;
-        for (name, tensor, heads, dim) in
-            [("query", query, heads, head_dim), ("key", key, kv_heads, head_dim), ("value", value, kv_heads, value_dim)]
-        {
-            tensor.check_device(name, self.stream.device())?;
-            rows.check(name, tensor, Some(layer), heads, Some(dim))?;
-        }
-        Ok(())
+        self.attention.check_layer(self.stream, (layer, &self.order), self.split.tokens(), inputs)
     }
 
     /// Queues a layer that was checked.
@@ -162,10 +133,11 @@ impl<T: Element> ContextStep<'_, T> {
     ) -> Result<()> {
         let mut exchanges = false;
         let outcome = self.queue_layer(layer, inputs, output, &mut exchanges);
-        if outcome.is_err() && exchanges {
-            self.attention.leave();
+        match outcome {
+            Ok(()) => self.order.advance(),
+            Err(_) if exchanges => self.attention.leave(),
+            Err(_) => {}
         }
-        self.next += usize::from(outcome.is_ok());
         self.layers.note_outcome(layer, outcome)
     }
 
@@ -176,29 +148,21 @@ impl<T: Element> ContextStep<'_, T> {
         output: &mut Tensor<T>,
         exchanges: &mut bool,
     ) -> Result<()> {
-        let Self { attention, stream, split, block_table, terms, agreed, write, exchange, layers, marks, .. } = self;
-        let ContextAttention { communicator, cache, shape, rank, names, .. } = &mut **attention;
-        let communicator =
-            communicator.as_mut().ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
+        let Self { attention, stream, split, block_table, order, write, exchange, layers, marks, .. } = self;
+        let (shape, rank, cache) = (attention.shape, attention.rank, &attention.cache);
         let tensors = ContextLayer { query, key, value, cache: cache.layer(layer)?.clone(), block_table };
         let exchange = match exchange {
             Some(exchange) => exchange,
-            None => exchange.insert(ContextExchange::plan(stream, *shape, split, *rank, &tensors)?),
+            None => exchange.insert(ContextExchange::plan(stream, shape, split, rank, &tensors)?),
         };
         let write = match write {
             Some(write) => write,
-            None => write.insert(CacheWrite::plan(cache, stream, own_slots(split, *rank), key, value)?),
+            None => write.insert(CacheWrite::plan(cache, stream, own_slots(split, rank), key, value)?),
         };
-        if let Some(compared) = terms {
-            *exchanges = true;
-            let difference = compared.difference(communicator, stream)?;
-            *exchanges = false;
-            if let Some(difference) = difference {
-                return Err(difference.into());
-            }
-            names.agreed(compared);
-            (*agreed, *terms) = (true, None);
-        }
+        attention.agree(stream, order)?;
+        let ContextAttention { communicator, cache, .. } = &mut **attention;
+        let communicator =
+            communicator.as_mut().ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
         let mut mark = |part| {
             if let Some(marks) = marks {
                 marks.push((part, stream.record_timing_event()?));
@@ -224,7 +188,7 @@ impl<T: Element> ContextStep<'_, T> {
 
 impl<T: Element> Drop for ContextStep<'_, T> {
     fn drop(&mut self) {
-        if (self.agreed || self.next > 0) && !self.layers.is_complete() {
+        if self.order.is_torn(self.attention.cache.shape().layers) {
             self.attention.leave();
         }
     }

@@ -2,6 +2,7 @@
 
 mod context_attention;
 mod context_exchange;
+mod context_graphs;
 mod context_parallel;
 mod context_step;
 mod row_order;
@@ -10,6 +11,7 @@ mod tensor_parallel;
 
 pub use context_attention::ContextAttention;
 pub use context_exchange::ContextPart;
+pub use context_graphs::{ContextGraphStep, ContextGraphs};
 pub use context_parallel::{ContextParallel, ContextSplit, RankStep};
 pub use context_step::ContextStep;
 pub use tensor_parallel::TensorParallel;

@@ -15,8 +15,9 @@ use crate::rules;
 type Term = (&'static str, fn(i64) -> String);
 
 /// What the attentions of all ranks have in common.
-const SETTINGS: [Term; 9] = [
+const SETTINGS: [Term; 10] = [
     ("number of requests", number),
+    ("rows of the step, padding included", number),
     ("tokens in a run", number),
     ("layers", number),
     ("query heads", number),
@@ -89,9 +90,11 @@ impl SequenceNames {
         (shape, cache, dtype): (AttentionShape, CacheShape, DType),
         share: Interleave,
         requests: &[BatchRequest<'_>],
+        rows: usize,
     ) -> StepTerms {
         let AttentionShape { heads, kv_heads, head_dim, scale } = shape;
-        let numbers = [requests.len(), share.tokens_in_run(), cache.layers, heads, kv_heads, head_dim, cache.value_dim];
+        let numbers =
+            [requests.len(), rows, share.tokens_in_run(), cache.layers, heads, kv_heads, head_dim, cache.value_dim];
         let mut terms: Vec<i64> = numbers.map(|number| number as i64).to_vec();
         terms.extend([i64::from(dtype.acl()), scale.to_bits().cast_signed()]);
         let mut sequences = Vec::with_capacity(requests.len());
@@ -113,6 +116,47 @@ impl SequenceNames {
             }
             self.names[stamp.place()] = Some((stamp.began(), *name));
         }
+    }
+}
+
+/// How far a rank has come in a step.
+#[derive(Debug)]
+pub(super) struct StepOrder {
+    /// What the ranks have to agree in; `None` where they trust each other, or have agreed.
+    pub(super) terms: Option<StepTerms>,
+    /// Whether the other ranks go on into the step.
+    begun: bool,
+    /// The layer that comes next.
+    next: usize,
+}
+
+impl StepOrder {
+    pub(super) fn new(terms: Option<StepTerms>) -> Self {
+        Self { terms, begun: false, next: 0 }
+    }
+
+    /// Refuses another layer than the next.
+    pub(super) fn check(&self, layer: usize) -> Result<(), Violation> {
+        match layer == self.next {
+            true => Ok(()),
+            false => Err(rules::RANKS_ORDER
+                .broken(format_args!("layer {layer} of a step"), format_args!("layer {}, the next one", self.next))),
+        }
+    }
+
+    /// Takes note that the ranks have agreed, and go on into the step.
+    pub(super) fn begin(&mut self) {
+        (self.terms, self.begun) = (None, true);
+    }
+
+    /// Takes note that a layer is queued.
+    pub(super) fn advance(&mut self) {
+        (self.begun, self.next) = (true, self.next.saturating_add(1));
+    }
+
+    /// Whether the other ranks wait for layers of the step, of which there are as many.
+    pub(super) fn is_torn(&self, layers: usize) -> bool {
+        self.begun && self.next < layers
     }
 }
 
@@ -158,7 +202,7 @@ fn gather(communicator: &mut Communicator, stream: &Stream, own: &[i64]) -> Resu
 fn named(at: usize, values: &[i64]) -> Violation {
     let request = at.checked_sub(SETTINGS.len());
     let ((what, text), of, fix) = match request {
-        None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 0)]),
+        None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 1)]),
         Some(at) => {
             let request = at / REQUEST.len();
             (REQUEST[at % REQUEST.len()], format!(" of request {request}"), FIXES[0])

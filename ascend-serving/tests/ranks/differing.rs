@@ -85,12 +85,12 @@ fn wrong_case() -> impl Strategy<Value = Case> {
     let kinds = [Kind::Order, Kind::Cached, Kind::Row, Kind::Fewer, Kind::New];
     let prompts = prop::collection::vec(2usize..300, 2..4);
     let runs = prop_oneof![Just(1usize), Just(16), Just(128)];
-    (3..=MOST_RANKS, runs, prompts, prop::sample::select(kinds.to_vec()), any::<u16>(), 0..MOST_RANKS).prop_map(
-        |(ranks, run, prompts, kind, seed, rank)| {
+    (3..=MOST_RANKS, runs, prompts, prop::sample::select(kinds.to_vec()), any::<(u16, bool)>(), 0..MOST_RANKS).prop_map(
+        |(ranks, run, prompts, kind, (seed, graphs), rank)| {
             let new = if kind == Kind::New { 2 } else { 1 };
             let steps = vec![prompts.clone(), vec![new; prompts.len()], vec![1; prompts.len()]];
             let wrong = Some(Wrong { step: 1, rank: rank % ranks, kind });
-            Case { ranks, run, steps, kv_heads: 1, group: 2, seed: seed.into(), wrong }
+            Case { ranks, run, steps, kv_heads: 1, group: 2, seed: seed.into(), wrong, graphs }
         },
     )
 }
