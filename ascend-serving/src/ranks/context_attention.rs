@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use ascend_attention::comm::Communicator;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Violation};
 
 use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
-use crate::engine::{QueuedLayers, STEP_AGAIN, STEP_HEADS_FIX, StepRows};
+use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN, STEP_HEADS_FIX, StepRows, names_of_keys};
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, CopiesIn, Interleave, PagedKvCache, Sequence, StepLease, StepProgress, no_layer, uncopied,
 };
 use crate::rules;
 
-use super::context_parallel::{ContextParallel, ContextSplit};
+use super::context_parallel::{ContextParallel, ContextSplit, Queries};
 use super::context_step::ContextStep;
 use super::step_agreement::{SequenceNames, StepOrder};
 
@@ -47,6 +47,11 @@ use super::step_agreement::{SequenceNames, StepOrder};
 /// dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its communicator: the
 /// other ranks fail with an error of their own, on the emulation at once, on hardware after the limit of HCCL, and
 /// every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)).
+///
+/// Over a cache of latents ([`CacheShape::latent`](crate::kv::CacheShape::latent)) a layer has
+/// [absorbed](crate::LatentForm::Absorbed) queries, whose rotary parts are gathered too, and its output is
+/// `[tokens, N, 512]`, which the caller projects. Steps add one token a request there, and need CANN 8.5: before, the
+/// operator gives no log-sum-exps of latents.
 ///
 /// It needs ScatterPaKvCache, AttentionUpdate and HCCL: Atlas A2, A3 or Ascend 950, a release after CANN 8.1.
 ///
@@ -108,8 +113,7 @@ impl<T: Element> ContextAttention<T> {
     /// # Errors
     /// [`RANKS_PARTS`](crate::rules::RANKS_PARTS), [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) as for
     /// [`ContextParallel::new`]; [`RANKS_DEVICE`](crate::rules::RANKS_DEVICE) for a cache on another device than the
-    /// communicator's; [`BACKEND_QUANTISED`](crate::rules::BACKEND_QUANTISED) for a quantised cache,
-    /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for one of latents;
+    /// communicator's; [`BACKEND_QUANTISED`](crate::rules::BACKEND_QUANTISED) for a quantised cache;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for heads that are not those of the cache, as for
     /// [`AttentionShape::check`]; [`POOL_SIZE`](crate::rules::POOL_SIZE) for more tokens than slots are counted.
     pub fn new(communicator: Communicator, shape: AttentionShape, cache: PagedKvCache<T>, run: usize) -> Result<Self> {
@@ -119,15 +123,6 @@ impl<T: Element> ContextAttention<T> {
                 "a quantised cache for divided contexts",
                 format_args!("a cache of {}", T::DTYPE),
                 "make the cache by `PagedKvCache::new`",
-            )
-            .into());
-        }
-        if cache.shape().is_latent() {
-            return Err(Violation::new(
-                &rules::BACKEND_LATENT,
-                "a cache of latents for divided contexts",
-                "a cache of keys and values",
-                "keep the whole contexts of latent attention on each rank, which has some of the heads",
             )
             .into());
         }
@@ -208,10 +203,16 @@ impl<T: Element> ContextAttention<T> {
     /// their log-sum-exps. It receives as many.
     pub fn sent_bytes(&self, tokens: usize) -> u64 {
         let AttentionShape { heads, head_dim, .. } = self.shape;
-        let elements = head_dim as u64 + self.cache.shape().value_dim as u64;
+        let elements = head_dim as u64 + self.output_dim() as u64;
         let bytes = elements * size_of::<T>() as u64 + size_of::<f32>() as u64;
         let others = self.division.share().ranks() as u64 - 1;
         [tokens as u64, heads as u64, bytes].into_iter().fold(others, u64::saturating_mul)
+    }
+
+    /// Elements of a head of the output.
+    pub(super) fn output_dim(&self) -> usize {
+        let cache = self.cache.shape();
+        if cache.is_latent() { cache.key_dim } else { cache.value_dim }
     }
 
     /// How contexts are divided over the ranks.
@@ -305,6 +306,18 @@ impl<T: Element> ContextAttention<T> {
             self.holds(sequence)?;
         }
         let split = self.division.divide(requests, self.cache.pool().pad_policy())?;
+        if self.cache.shape().is_latent()
+            && let Some(index) = requests.iter().position(|request| request.new != 1)
+        {
+            return Err(Violation::new(
+                &rules::BACKEND_LATENT,
+                format_args!("{} new tokens of request {index} over a cache of latents", requests[index].new),
+                "1 a request",
+                "compute prompts on each rank for its own heads, write the latents that it holds by `cache_mut`, and \
+                 say so by `mark_computed`",
+            )
+            .into());
+        }
         // Blocks that go back from here on wait for the step.
         let lease = self.pool.begin_step(stream);
         let tokens = requests.iter().enumerate();
@@ -322,31 +335,41 @@ impl<T: Element> ContextAttention<T> {
         Ok(PreparedStep { split, order: StepOrder::new(terms), progress, lease })
     }
 
-    /// Refuses a layer out of order, or tensors of other shapes.
-    pub(super) fn check_layer(
+    /// Refuses a layer out of order, or inputs of other shapes and kinds; returns the queries.
+    pub(super) fn check_layer<'i>(
         &self,
         stream: &Stream,
         (layer, order): (usize, &StepOrder),
         tokens: usize,
-        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
-    ) -> Result<()> {
+        inputs: &LayerInputs<'i, T>,
+    ) -> Result<Queries<'i, T>> {
         self.joined()?;
-        let count = self.cache.shape().layers;
-        if layer >= count {
-            return Err(no_layer(layer, count));
+        let cache = self.cache.shape();
+        if layer >= cache.layers {
+            return Err(no_layer(layer, cache.layers));
         }
         order.check(layer)?;
+        if inputs.mask.is_some() || inputs.learnable_sink.is_some() {
+            return Err(Error::invalid("inputs", "a mask or sinks", "neither: a token sees every key before it")
+                .fix("compute layers with masks or sinks of their own on each rank, by `Attention`"));
+        }
+        let rope = inputs.absorbed_rope(layer, cache.is_latent(), &rules::BACKEND_LATENT)?;
         let rows =
             StepRows { actual: tokens, padded: tokens, padding: true, fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX] };
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
-        let value_dim = self.cache.shape().value_dim;
-        for (name, tensor, heads, dim) in
-            [("query", query, heads, head_dim), ("key", key, kv_heads, head_dim), ("value", value, kv_heads, value_dim)]
-        {
+        let query_dim = if rope.is_some() { cache.key_dim } else { head_dim };
+        let [key, value] = names_of_keys(rope.is_some());
+        let tensors = [
+            Some(("query", inputs.query, heads, query_dim)),
+            Some((key, inputs.key, kv_heads, cache.key_dim)),
+            Some((value, inputs.value, kv_heads, cache.value_dim)),
+            rope.map(|rope| ("query_rope", rope, heads, cache.value_dim)),
+        ];
+        for (name, tensor, heads, dim) in tensors.into_iter().flatten() {
             tensor.check_device(name, stream.device())?;
             rows.check(name, tensor, Some(layer), heads, Some(dim))?;
         }
-        Ok(())
+        Ok(Queries { query: inputs.query, rope })
     }
 
     /// Compares a step with those of the other ranks, unless they trust each other or have agreed in it.

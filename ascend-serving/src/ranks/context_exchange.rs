@@ -7,11 +7,11 @@ use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
 use ascend_attention::spec::Layout;
 use ascend_attention::{Device, Element, Output, Plan, Queue, Stream, Tensor};
 
-use crate::backends::AttentionShape;
+use crate::backends::{AttentionShape, size};
 use crate::error::Result;
 use crate::kv::LayerCache;
 
-use super::context_parallel::{ContextSplit, RankPlan, record_single_rows};
+use super::context_parallel::{ContextSplit, Queries, RankPlan, record_single_rows};
 use super::row_order::{RowOrder, lse_bits, lse_of};
 
 /// A part of a layer, by what a [mark](crate::ContextStep::marks) of the time stands behind.
@@ -34,7 +34,7 @@ pub enum ContextPart {
 
 /// The tensors of one layer.
 pub(super) struct ContextLayer<'a, T: Element> {
-    pub(super) query: &'a Tensor<T>,
+    pub(super) queries: Queries<'a, T>,
     pub(super) key: &'a Tensor<T>,
     pub(super) value: &'a Tensor<T>,
     pub(super) cache: LayerCache<T>,
@@ -49,11 +49,9 @@ pub(super) struct ContextLayer<'a, T: Element> {
 #[derive(Debug)]
 pub(super) struct ContextExchange<T: Element> {
     size: usize,
-    /// The queries of all ranks, `[ranks, tokens, N, D]`; without tensors of their own for a single rank.
-    gathered: Option<Tensor<T>>,
-    gather: RowOrder,
-    /// The queries as the rank's call reads them, `[tokens, ranks * N, D]`.
-    query: Tensor<T>,
+    query: Gather<T>,
+    /// Of latents the rotary parts of the queries.
+    query_rope: Option<Gather<T>>,
     /// The rank's call over its keys, if it has any.
     call: Option<RankPlan>,
     /// Results over the rank's keys, of the heads of all ranks.
@@ -73,6 +71,42 @@ pub(super) struct ContextExchange<T: Element> {
     merged_lse: Tensor<f32>,
 }
 
+/// The queries of all ranks.
+#[derive(Debug)]
+struct Gather<T: Element> {
+    /// As they arrive, `[ranks, tokens, N, D]`; without tensors of their own for a single rank.
+    gathered: Option<Tensor<T>>,
+    order: RowOrder,
+    /// As the rank's call reads them, `[tokens, ranks * N, D]`.
+    query: Tensor<T>,
+}
+
+impl<T: Element> Gather<T> {
+    fn of(stream: &Stream, ranks: usize, kv_heads: usize, own: &Tensor<T>) -> Result<Self> {
+        let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(own, axis));
+        let (query, gathered) = match ranks {
+            1 => (own.clone(), None),
+            _ => {
+                let gathered = Tensor::empty(stream.device(), [ranks * tokens, heads, dim])?;
+                (Tensor::empty(stream.device(), [tokens, heads * ranks, dim])?, Some(gathered))
+            }
+        };
+        let sizes = [ranks, tokens * kv_heads];
+        let order = RowOrder::of_rows(stream, sizes, gathered.as_ref().unwrap_or(&query), &query)?;
+        Ok(Self { gathered, order, query })
+    }
+
+    /// Queues the exchange, and returns the queries as the rank's call reads them.
+    fn queue(&self, communicator: &mut Communicator, queue: &impl Queue, own: &Tensor<T>) -> Result<Tensor<T>> {
+        let Some(gathered) = &self.gathered else {
+            return Ok(own.clone());
+        };
+        communicator.all_gather(queue, own, gathered)?;
+        self.order.move_rows(queue, gathered, &self.query)?;
+        self.order.moved(gathered, &self.query)
+    }
+}
+
 /// The log-sum-exp of a row without keys in a merge of all parts, whose weight is 0 beside any other: a finite number, since
 /// the operator says nothing of others.
 const NO_KEYS: f32 = -1e30;
@@ -87,18 +121,20 @@ impl<T: Element> ContextExchange<T> {
         layer: &ContextLayer<'_, T>,
     ) -> Result<Self> {
         let (size, tokens) = (split.ranks().len(), split.tokens());
-        let value_dim = layer.value.shape().last().copied().unwrap_or(0);
+        // Attention to latents is as wide as they are.
+        let widest = if layer.queries.rope.is_some() { layer.key } else { layer.value };
+        let value_dim = widest.shape().last().copied().unwrap_or(0);
         let new = match split.new_tokens() {
             None => None,
             Some(new) => {
-                let plan = new.plan(stream, shape, (layer.query, layer.key, layer.value))?;
+                let plan = new.plan(stream, shape, (layer.queries.query, layer.key, layer.value))?;
                 Some((plan, output(stream.device(), [tokens, shape.heads, value_dim])?))
             }
         };
-        let mut exchange = Self::of(stream, shape, size, (layer.query, value_dim), new, false, split.parts())?;
+        let mut exchange = Self::of(stream, shape, size, (layer.queries, value_dim), new, false, split.parts())?;
         if let Some(rank) = split.ranks().get(rank) {
             let all = AttentionShape { heads: shape.heads * size, ..shape };
-            exchange.call = rank.plan(all, &exchange.query, &layer.cache, layer.block_table)?;
+            exchange.call = rank.plan(all, exchange.queries(), &layer.cache, layer.block_table)?;
         }
         if exchange.call.is_none() {
             // No row of these is taken, but they are sent.
@@ -113,34 +149,29 @@ impl<T: Element> ContextExchange<T> {
         stream: &Stream,
         shape: AttentionShape,
         size: usize,
-        query: &Tensor<T>,
+        queries: Queries<'_, T>,
         value_dim: usize,
     ) -> Result<Self> {
-        let all = [PartsOfRows { rows: query.shape().first().copied().unwrap_or(0), parts: u16::MAX >> (16 - size) }];
-        Self::of(stream, shape, size, (query, value_dim), None, true, &all)
+        let all =
+            [PartsOfRows { rows: queries.query.shape().first().copied().unwrap_or(0), parts: u16::MAX >> (16 - size) }];
+        Self::of(stream, shape, size, (queries, value_dim), None, true, &all)
     }
 
     fn of(
         stream: &Stream,
         shape: AttentionShape,
         size: usize,
-        (query, value_dim): (&Tensor<T>, usize),
+        (queries, value_dim): (Queries<'_, T>, usize),
         new: Option<(Plan, Output<T>)>,
         in_graph: bool,
         rows: &[PartsOfRows],
     ) -> Result<Self> {
         let device = stream.device();
-        let tokens = query.shape().first().copied().unwrap_or(0);
-        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
-        let (query, gathered) = match size {
-            1 => (query.clone(), None),
-            _ => {
-                let gathered = Tensor::empty(device, [size * tokens, heads, head_dim])?;
-                (Tensor::empty(device, [tokens, heads * size, head_dim])?, Some(gathered))
-            }
-        };
+        let tokens = queries.query.shape().first().copied().unwrap_or(0);
+        let AttentionShape { heads, kv_heads, .. } = shape;
+        let query = Gather::of(stream, size, kv_heads, queries.query)?;
+        let query_rope = queries.rope.map(|rope| Gather::of(stream, size, kv_heads, rope)).transpose()?;
         let sizes = [size, tokens * kv_heads];
-        let gather = RowOrder::of_rows(stream, sizes, gathered.as_ref().unwrap_or(&query), &query)?;
         let local = output(device, [tokens, heads * size, value_dim])?;
         let by_rank = |rows: usize| output(device, [rows, heads, value_dim]);
         let (kept, sent, received) = match size {
@@ -162,7 +193,12 @@ impl<T: Element> ContextExchange<T> {
         };
         let merged_lse = Tensor::empty(device, [tokens, heads, 1])?;
         let call = None;
-        Ok(Self { size, gathered, gather, query, call, local, scatter, sent, kept, received, new, merge, merged_lse })
+        Ok(Self { size, query, query_rope, call, local, scatter, sent, kept, received, new, merge, merged_lse })
+    }
+
+    /// The queries as the rank's call reads them.
+    fn queries(&self) -> Queries<'_, T> {
+        Queries { query: &self.query.query, rope: self.query_rope.as_ref().map(|rope| &rope.query) }
     }
 
     /// The lengths of a graph's call over the rank's keys.
@@ -190,14 +226,14 @@ impl<T: Element> ContextExchange<T> {
         mark: &mut impl FnMut(ContextPart) -> Result<()>,
     ) -> Result<()> {
         let attend = self.call.as_ref().map(|call| {
-            |query: &Tensor<T>, local: &mut Output<T>| {
-                call.launch_into(stream, (query, &layer.cache, layer.block_table), local)
+            |queries: Queries<'_, T>, local: &mut Output<T>| {
+                call.launch_into(stream, (queries, &layer.cache, layer.block_table), local)
             }
         });
         let new = |(plan, output): &(Plan, Output<T>)| {
-            Ok(plan.launch_into(stream, (layer.query, layer.key, layer.value), &mut output.clone())?)
+            Ok(plan.launch_into(stream, (layer.queries.query, layer.key, layer.value), &mut output.clone())?)
         };
-        self.queue((communicator, stream), layer.query, (attend, new), output, mark)
+        self.queue((communicator, stream), layer.queries, (attend, new), output, mark)
     }
 
     /// Records a layer of a graph, whose call over the rank's keys has at most the longest lengths.
@@ -206,40 +242,37 @@ impl<T: Element> ContextExchange<T> {
         communicator: &mut Communicator,
         capture: &Capturing<'_>,
         shape: AttentionShape,
-        (query, cache, block_table): (&Tensor<T>, &LayerCache<T>, &BlockTable),
+        (queries, cache, block_table): (Queries<'_, T>, &LayerCache<T>, &BlockTable),
         (longest, output): (&PerRequest, &Tensor<T>),
     ) -> Result<()> {
         let all = AttentionShape { heads: shape.heads * self.size, ..shape };
-        let attend = |query: &Tensor<T>, local: &mut Output<T>| {
-            record_single_rows(capture, all, Self::lengths(longest), (query, cache, block_table), local)
+        let attend = |gathered: Queries<'_, T>, local: &mut Output<T>| {
+            record_single_rows(capture, all, Self::lengths(longest), (gathered, cache, block_table), local)
         };
-        self.queue((communicator, capture), query, (Some(attend), |_| Ok(())), output, &mut |_| Ok(()))
+        self.queue((communicator, capture), queries, (Some(attend), |_| Ok(())), output, &mut |_| Ok(()))
     }
 
     fn queue<Q: Queue>(
         &self,
         (communicator, queue): (&mut Communicator, &Q),
-        own: &Tensor<T>,
+        own: Queries<'_, T>,
         (attend, new): (
-            Option<impl FnOnce(&Tensor<T>, &mut Output<T>) -> Result<()>>,
+            Option<impl FnOnce(Queries<'_, T>, &mut Output<T>) -> Result<()>>,
             impl FnOnce(&(Plan, Output<T>)) -> Result<()>,
         ),
         output: &Tensor<T>,
         mark: &mut impl FnMut(ContextPart) -> Result<()>,
     ) -> Result<()> {
-        let tokens = own.shape().first().copied().unwrap_or(0);
-        let query = match &self.gathered {
-            None => own,
-            Some(gathered) => {
-                communicator.all_gather(queue, own, gathered)?;
-                self.gather.move_rows(queue, gathered, &self.query)?;
-                &self.gather.moved(gathered, &self.query)?
-            }
+        let tokens = own.query.shape().first().copied().unwrap_or(0);
+        let query = self.query.queue(communicator, queue, own.query)?;
+        let rope = match self.query_rope.as_ref().zip(own.rope) {
+            Some((gather, rope)) => Some(gather.queue(communicator, queue, rope)?),
+            None => None,
         };
         mark(ContextPart::Gather)?;
         let attends = attend.is_some();
         if let Some(attend) = attend {
-            attend(query, &mut self.local.clone())?;
+            attend(Queries { query: &query, rope: rope.as_ref() }, &mut self.local.clone())?;
             match &self.kept {
                 None => self.scatter.move_outputs(queue, &self.local, &self.sent)?,
                 Some((both, no_keys)) => {

@@ -9,7 +9,7 @@ use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::batch::BatchRequest;
-use crate::engine::STEP_AGAIN;
+use crate::engine::{LayerInputs, STEP_AGAIN, names_of_keys};
 use crate::error::Result;
 use crate::graphs::{GraphPool, GraphStep, copy_rows, zeros};
 use crate::kv::{CacheEntry, StepLease, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
@@ -17,6 +17,7 @@ use crate::rules;
 
 use super::context_attention::{ContextAttention, PreparedStep, no_rank};
 use super::context_exchange::ContextExchange;
+use super::context_parallel::Queries;
 use super::step_agreement::StepOrder;
 
 /// Decode steps of one rank of a [`ContextAttention`], replayed from graphs that were captured for some numbers of
@@ -43,6 +44,7 @@ struct ContextBuffers<T: Element> {
     slots: SlotMapping,
     write: ScatterPlan,
     query: Tensor<T>,
+    query_rope: Option<Tensor<T>>,
     key: Tensor<T>,
     value: Tensor<T>,
     output: Tensor<T>,
@@ -63,6 +65,7 @@ impl<T: Element> ContextAttention<T> {
     pub fn capture(&mut self, stream: &Stream, sizes: impl AsRef<[usize]>, keys: usize) -> Result<ContextGraphs<T>> {
         self.joined()?;
         self.cache.admits(stream)?;
+        let output_dim = self.output_dim();
         let (division, shape, entry) = (self.division(), self.shape, Arc::clone(self.entry()));
         let block_size = self.cache.pool().block_size();
         let most = self.cache.pool().blocks() * division.pool_block_size();
@@ -87,7 +90,13 @@ impl<T: Element> ContextAttention<T> {
             |rows| {
                 let device = stream.device();
                 let (own, pool) = (cache.shape(), cache.pool());
-                let query = zeros(device, [rows, shape.heads, shape.head_dim])?;
+                let (query_dim, rope_dim) = match own.is_latent() {
+                    true => (own.key_dim, Some(own.value_dim)),
+                    false => (shape.head_dim, None),
+                };
+                let query = zeros(device, [rows, shape.heads, query_dim])?;
+                let query_rope = rope_dim.map(|dim| zeros(device, [rows, shape.heads, dim])).transpose()?;
+                let queries = Queries { query: &query, rope: query_rope.as_ref() };
                 let [key, value] = [own.key_dim, own.value_dim].map(|dim| zeros(device, [rows, own.kv_heads, dim]));
                 let (key, value) = (key?, value?);
                 let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
@@ -97,19 +106,22 @@ impl<T: Element> ContextAttention<T> {
                     block_table: BlockTable::zeroed(device, rows, columns, block_size)?,
                     slots,
                     write,
-                    output: Tensor::empty(device, [rows, shape.heads, own.value_dim])?,
-                    exchange: ContextExchange::in_graph(stream, shape, ranks, &query, own.value_dim)?,
+                    output: Tensor::empty(device, [rows, shape.heads, output_dim])?,
+                    exchange: ContextExchange::in_graph(stream, shape, ranks, queries, output_dim)?,
                     query,
+                    query_rope,
                     key,
                     value,
                 })
             },
             |capture: &Capturing<'_>, rows, layer, buffers| {
-                let ContextBuffers { block_table, slots, write, query, key, value, output, exchange } = buffers;
+                let ContextBuffers { block_table, slots, write, query, query_rope, key, value, output, exchange } =
+                    buffers;
+                let queries = Queries { query, rope: query_rope.as_ref() };
                 let own = cache.layer(layer)?;
                 WriteViews::of(&cache.shape(), own, rows, [key, value])?.launch(capture, write, slots)?;
                 let longest = PerRequest::new(vec![longest; rows])?;
-                exchange.record(communicator, capture, shape, (query, own, block_table), (&longest, output))
+                exchange.record(communicator, capture, shape, (queries, own, block_table), (&longest, output))
             },
         )?;
         Ok(ContextGraphs { graphs, keys, entry })
@@ -216,8 +228,9 @@ impl<T: Element> ContextGraphStep<'_, T> {
     /// # Errors
     /// As for [`ContextStep::forward`](crate::ContextStep::forward); [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY)
     /// for an input in memory of the graph. Where the replay fails the rank has left.
-    pub fn forward(&mut self, layer: usize, inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<Tensor<T>> {
-        let outcome = self.ready(layer, inputs);
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
+        let inputs = inputs.into();
+        let outcome = self.ready(layer, &inputs);
         if outcome.is_err() {
             self.step.silence();
         }
@@ -231,14 +244,19 @@ impl<T: Element> ContextGraphStep<'_, T> {
     }
 
     /// Checks a layer, copies its inputs, and agrees with the other ranks in the step.
-    fn ready(&mut self, layer: usize, inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<Tensor<T>> {
+    fn ready(&mut self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<Tensor<T>> {
         self.step.admits(layer)?;
-        self.attention.check_layer(self.stream, (layer, &self.order), self.tokens, inputs)?;
-        let (query, key, value) = inputs;
-        let ContextBuffers { query: own_query, key: own_key, value: own_value, output, .. } = self.step.buffers();
-        let output = output.narrow(0, 0..self.tokens)?;
-        let copies = [("query", query, own_query), ("key", key, own_key), ("value", value, own_value)];
-        copy_rows(self.stream, copies.iter().map(|(name, from, to)| (*name, &***from, &***to)))?;
+        let queries = self.attention.check_layer(self.stream, (layer, &self.order), self.tokens, inputs)?;
+        let own = self.step.buffers();
+        let output = own.output.narrow(0, 0..self.tokens)?;
+        let [key, value] = names_of_keys(queries.rope.is_some());
+        let copies = [
+            Some(("query", queries.query, &own.query)),
+            Some((key, inputs.key, &own.key)),
+            Some((value, inputs.value, &own.value)),
+            queries.rope.zip(own.query_rope.as_ref()).map(|(from, to)| ("query_rope", from, to)),
+        ];
+        copy_rows(self.stream, copies.iter().flatten().map(|(name, from, to)| (*name, &***from, &***to)))?;
         self.attention.agree(self.stream, &mut self.order)?;
         Ok(output)
     }

@@ -59,6 +59,13 @@ pub struct RankStep {
     single: bool,
 }
 
+/// The queries of a layer; over latents with their rotary parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queries<'a, T: Element> {
+    pub(super) query: &'a Tensor<T>,
+    pub(super) rope: Option<&'a Tensor<T>>,
+}
+
 /// The call of new tokens among themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NewTokens {
@@ -294,7 +301,7 @@ impl RankStep {
     pub(super) fn plan<T: Element>(
         &self,
         shape: AttentionShape,
-        query: &Tensor<T>,
+        queries: Queries<'_, T>,
         cache: &LayerCache<T>,
         block_table: &BlockTable,
     ) -> Result<Option<RankPlan>> {
@@ -303,11 +310,17 @@ impl RankStep {
         }
         let call = |layout| over_keys(shape, layout);
         let (q, kv) = (&self.q_ends, &self.kv_lengths);
-        let (query, lengths, call) = match self.single {
-            true => (single_rows(query)?, CallLengths::Batched { q: None, kv }, call(Layout::Bnsd)),
-            false => (query.clone(), CallLengths::PackedPaged { q, kv }, call(Layout::Tnd)),
+        let call = match self.single {
+            true => {
+                let single = SingleQueries::of(queries)?;
+                let lengths = CallLengths::Batched { q: None, kv };
+                lengths.apply(call(Layout::Bnsd)).plan(paged(single.queries(), cache, block_table))?
+            }
+            false => {
+                let lengths = CallLengths::PackedPaged { q, kv };
+                lengths.apply(call(Layout::Tnd)).plan(paged(queries, cache, block_table))?
+            }
         };
-        let call = lengths.apply(call).plan(paged(&query, cache, block_table))?;
         Ok(Some(RankPlan { call, single: self.single }))
     }
 }
@@ -335,11 +348,11 @@ pub(super) fn record_single_rows<T: Element>(
     capture: &Capturing<'_>,
     shape: AttentionShape,
     longest: CallLengths<'_>,
-    (query, cache, block_table): (&Tensor<T>, &LayerCache<T>, &BlockTable),
+    (queries, cache, block_table): (Queries<'_, T>, &LayerCache<T>, &BlockTable),
     output: &Output<T>,
 ) -> Result<()> {
-    let query = single_rows(query)?;
-    let inputs = paged(&query, cache, block_table);
+    let single = SingleQueries::of(queries)?;
+    let inputs = paged(single.queries(), cache, block_table);
     let call = capture.attention(&over_keys(shape, Layout::Bnsd), longest, inputs)?;
     Ok(capture.launch_into(call, inputs, &mut single_output(output)?)?)
 }
@@ -349,8 +362,21 @@ fn over_keys(shape: AttentionShape, layout: Layout) -> FusedInferAttention {
     shape.call(layout).mask(Mask::none()).softmax_lse(true)
 }
 
-fn paged<'a, T: Element>(query: &'a Tensor<T>, cache: &'a LayerCache<T>, block_table: &'a BlockTable) -> Inputs<'a, T> {
-    Inputs::new(query, &cache.key, &cache.value).paged(block_table)
+fn paged<'a, T: Element>(queries: Queries<'a, T>, cache: &'a LayerCache<T>, table: &'a BlockTable) -> Inputs<'a, T> {
+    cache.inputs(queries.query, queries.rope).paged(table)
+}
+
+/// Queries of single rows, in the shapes of [`single_rows`].
+struct SingleQueries<T: Element>(Tensor<T>, Option<Tensor<T>>);
+
+impl<T: Element> SingleQueries<T> {
+    fn of(queries: Queries<'_, T>) -> Result<Self> {
+        Ok(Self(single_rows(queries.query)?, queries.rope.map(single_rows).transpose()?))
+    }
+
+    fn queries(&self) -> Queries<'_, T> {
+        Queries { query: &self.0, rope: self.1.as_ref() }
+    }
 }
 
 /// Single rows, `[B, N, D]`, as `[B, N, 1, D]`: the same elements in the same order.
@@ -371,13 +397,13 @@ impl RankPlan {
     pub(super) fn launch_into<T: Element>(
         &self,
         queue: &impl Queue,
-        (query, cache, block_table): (&Tensor<T>, &LayerCache<T>, &BlockTable),
+        (queries, cache, block_table): (Queries<'_, T>, &LayerCache<T>, &BlockTable),
         output: &mut Output<T>,
     ) -> Result<()> {
         if !self.single {
-            return Ok(self.call.launch_into(queue, paged(query, cache, block_table), output)?);
+            return Ok(self.call.launch_into(queue, paged(queries, cache, block_table), output)?);
         }
-        let query = single_rows(query)?;
-        Ok(self.call.launch_into(queue, paged(&query, cache, block_table), &mut single_output(output)?)?)
+        let single = SingleQueries::of(queries)?;
+        Ok(self.call.launch_into(queue, paged(single.queries(), cache, block_table), &mut single_output(output)?)?)
     }
 }

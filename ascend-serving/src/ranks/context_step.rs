@@ -3,14 +3,14 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Event, Stream, Tensor};
 
-use crate::engine::QueuedLayers;
+use crate::engine::{LayerInputs, QueuedLayers};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, StepLease};
 use crate::rules;
 
 use super::context_attention::ContextAttention;
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
-use super::context_parallel::ContextSplit;
+use super::context_parallel::{ContextSplit, Queries};
 use super::step_agreement::StepOrder;
 
 /// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by
@@ -74,7 +74,8 @@ impl<T: Element> ContextStep<'_, T> {
     }
 
     /// Queues one layer: writes the keys and values that the rank holds, then attends. Query `[tokens, N, D]` of the
-    /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank; the attention of the rank's heads over
+    /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank, or
+    /// [inputs of latents](LayerInputs::latent); the attention of the rank's heads over
     /// all keys, `[tokens, N, D]`. The first layer plans for all, and compares the ranks' steps, for which it waits for
     /// the stream and the other ranks; the others return at once.
     ///
@@ -85,14 +86,18 @@ impl<T: Element> ContextStep<'_, T> {
     /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) and [`RANKS_ORDER`](crate::rules::RANKS_ORDER) for
-    /// another layer than the next, [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
+    /// another layer than the next, [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for inputs of another kind than the
+    /// cache's, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask or sinks, [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
     /// as for [`CacheWrite::plan`], and as for planning the calls and the merge: nothing was exchanged then, and the
     /// layer can be repeated. [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
-    pub fn forward(&mut self, layer: usize, inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<Tensor<T>> {
-        let shape = inputs.0.shape().to_vec();
-        let outcome = self.check(layer, inputs).and_then(|()| Ok(Tensor::empty(self.stream.device(), &shape)?));
-        let mut output = self.layers.note_refusal(outcome)?;
-        self.queue(layer, inputs, &mut output)?;
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
+        let inputs = inputs.into();
+        let outcome = self.check(layer, &inputs).and_then(|queries| {
+            let output = Tensor::empty(self.stream.device(), queries.query.shape())?;
+            Ok((queries, output))
+        });
+        let (queries, mut output) = self.layers.note_refusal(outcome)?;
+        self.queue(layer, (queries, inputs.key, inputs.value), &mut output)?;
         Ok(output)
     }
 
@@ -101,25 +106,27 @@ impl<T: Element> ContextStep<'_, T> {
     /// # Errors
     /// As for [`forward`](Self::forward); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape
     /// than the query's.
-    pub fn forward_into(
+    pub fn forward_into<'i>(
         &mut self,
         layer: usize,
-        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        inputs: impl Into<LayerInputs<'i, T>>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let outcome = self.check(layer, inputs).and_then(|()| {
+        let inputs = inputs.into();
+        let outcome = self.check(layer, &inputs).and_then(|queries| {
             output.check_device("output", self.stream.device())?;
-            match output.shape() == inputs.0.shape() && output.is_contiguous() {
-                true => Ok(()),
-                false => Err(Error::not_as_planned("output", output.desc(), format!("{:?}", inputs.0.shape()))),
+            let shape = queries.query.shape();
+            match output.shape() == shape && output.is_contiguous() {
+                true => Ok(queries),
+                false => Err(Error::not_as_planned("output", output.desc(), format!("{shape:?}"))),
             }
         });
-        self.layers.note_refusal(outcome)?;
-        self.queue(layer, inputs, output)
+        let queries = self.layers.note_refusal(outcome)?;
+        self.queue(layer, (queries, inputs.key, inputs.value), output)
     }
 
-    /// Refuses a layer out of order, or tensors of other shapes.
-    fn check(&self, layer: usize, inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<()> {
+    /// Refuses a layer out of order, or inputs of other shapes and kinds.
+    fn check<'i>(&self, layer: usize, inputs: &LayerInputs<'i, T>) -> Result<Queries<'i, T>> {
         self.layers.check_not_repeated(layer)?;
         self.attention.check_layer(self.stream, (layer, &self.order), self.split.tokens(), inputs)
     }
@@ -128,7 +135,7 @@ impl<T: Element> ContextStep<'_, T> {
     fn queue(
         &mut self,
         layer: usize,
-        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        inputs: (Queries<'_, T>, &Tensor<T>, &Tensor<T>),
         output: &mut Tensor<T>,
     ) -> Result<()> {
         let mut exchanges = false;
@@ -144,13 +151,13 @@ impl<T: Element> ContextStep<'_, T> {
     fn queue_layer(
         &mut self,
         layer: usize,
-        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        (queries, key, value): (Queries<'_, T>, &Tensor<T>, &Tensor<T>),
         output: &mut Tensor<T>,
         exchanges: &mut bool,
     ) -> Result<()> {
         let Self { attention, stream, split, block_table, order, write, exchange, layers, marks, .. } = self;
         let (shape, rank, cache) = (attention.shape, attention.rank, &attention.cache);
-        let tensors = ContextLayer { query, key, value, cache: cache.layer(layer)?.clone(), block_table };
+        let tensors = ContextLayer { queries, key, value, cache: cache.layer(layer)?.clone(), block_table };
         let exchange = match exchange {
             Some(exchange) => exchange,
             None => exchange.insert(ContextExchange::plan(stream, shape, split, rank, &tensors)?),

@@ -15,9 +15,8 @@ use crate::rules;
 type Term = (&'static str, fn(i64) -> String);
 
 /// What the attentions of all ranks have in common.
-const SETTINGS: [Term; 10] = [
+const SETTINGS: [Term; 9] = [
     ("number of requests", number),
-    ("rows of the step, padding included", number),
     ("tokens in a run", number),
     ("layers", number),
     ("query heads", number),
@@ -31,14 +30,18 @@ const SETTINGS: [Term; 10] = [
 /// What each request of a step is on all ranks.
 const REQUEST: [Term; 3] = [("cached tokens", number), ("new tokens", number), ("sequence", sequence)];
 
+/// The last of all: where a rank replays a step, it has the rows of the graph.
+const ROWS: Term = ("rows of the step, padding included", number);
+
 /// The number that stands for no sequence.
 const NO_SEQUENCE: i64 = -1;
 
-/// What mends ranks that bring other requests, and ranks that were made with other settings.
-const FIXES: [&str; 2] = [
+/// What mends ranks that bring other requests, that were made with other settings, and that use other graphs.
+const FIXES: [&str; 3] = [
     "begin the step again, on the ranks that have brought something else, with the same requests in the same order, no \
      step left out or made twice; the others repeat the layer",
     "make the attentions of all ranks anew, with the same runs, layers, heads, element type and scale",
+    "replay the step on all ranks, from graphs of the same sizes, or compute it without graphs on all of them",
 ];
 
 /// Numbers that are compared at a time, once they are known to differ.
@@ -93,8 +96,7 @@ impl SequenceNames {
         rows: usize,
     ) -> StepTerms {
         let AttentionShape { heads, kv_heads, head_dim, scale } = shape;
-        let numbers =
-            [requests.len(), rows, share.tokens_in_run(), cache.layers, heads, kv_heads, head_dim, cache.value_dim];
+        let numbers = [requests.len(), share.tokens_in_run(), cache.layers, heads, kv_heads, head_dim, cache.value_dim];
         let mut terms: Vec<i64> = numbers.map(|number| number as i64).to_vec();
         terms.extend([i64::from(dtype.acl()), scale.to_bits().cast_signed()]);
         let mut sequences = Vec::with_capacity(requests.len());
@@ -104,6 +106,7 @@ impl SequenceNames {
             sequences.extend(stamp.map(|stamp| (stamp, name)));
             terms.extend([request.cached as i64, request.new as i64, name]);
         }
+        terms.push(rows as i64);
         StepTerms { terms, sequences }
     }
 
@@ -181,7 +184,7 @@ impl StepTerms {
             let mut differing = (0..COMPARED).map(of_term).enumerate();
             let differs = |(_, values): &(usize, Vec<i64>)| values.iter().any(|value| values.first() != Some(value));
             if let Some((term, values)) = differing.find(differs) {
-                return Ok(Some(named(at * COMPARED + term, &values)));
+                return Ok(Some(named(at * COMPARED + term, self.terms.len(), &values)));
             }
         }
         let digests: Vec<String> = digests.iter().map(|digest| format!("{digest:x}")).collect();
@@ -199,14 +202,11 @@ fn gather(communicator: &mut Communicator, stream: &Stream, own: &[i64]) -> Resu
 
 /// The refusal of a number that the ranks have other values of.
 #[cold]
-fn named(at: usize, values: &[i64]) -> Violation {
-    let request = at.checked_sub(SETTINGS.len());
-    let ((what, text), of, fix) = match request {
-        None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 1)]),
-        Some(at) => {
-            let request = at / REQUEST.len();
-            (REQUEST[at % REQUEST.len()], format!(" of request {request}"), FIXES[0])
-        }
+fn named(at: usize, terms: usize, values: &[i64]) -> Violation {
+    let ((what, text), of, fix) = match at.checked_sub(SETTINGS.len()) {
+        None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 0)]),
+        Some(_) if at + 1 == terms => (ROWS, String::new(), FIXES[2]),
+        Some(at) => (REQUEST[at % REQUEST.len()], format!(" of request {}", at / REQUEST.len()), FIXES[0]),
     };
     let mut by_value: Vec<(i64, Vec<String>)> = Vec::new();
     for (rank, value) in values.iter().enumerate() {

@@ -20,6 +20,7 @@ use proptest::prelude::*;
 
 mod differing;
 mod graphs;
+mod latents;
 
 use differing::Wrong;
 
@@ -376,7 +377,7 @@ fn what_cannot_be_is_refused_and_the_step_goes_on() {
     assert!(refused(cache(0, 128), 0).breaks(&rules::RANKS_INTERLEAVE));
     assert!(refused(cache(0, 128), 48).breaks(&rules::RANKS_INTERLEAVE));
     let latents = PagedKvCache::new(&device_of_rank(0), 4, 128, CacheShape::latent(1), PAD).unwrap();
-    assert!(refused(latents, 16).breaks(&rules::BACKEND_LATENT));
+    assert!(refused(latents, 16).breaks(&rules::ARGUMENT_VALUE));
     let shape = CacheShape::new(1, 1, DIM);
     let quantised = PagedKvCache::quantised_by_token(&device_of_rank(0), 4, 128, shape, PAD).unwrap();
     assert!(refused(quantised, 16).breaks(&rules::BACKEND_QUANTISED));
