@@ -242,6 +242,11 @@ impl<B> GraphPool<B> {
         Ok(GraphStep { buffers, graphs, updates, stream, layers, lease: None })
     }
 
+    /// Drops the graphs, and all that they keep.
+    pub(crate) fn clear(&mut self) {
+        self.sizes.clear();
+    }
+
     /// Orders the next step after the step before, whose workspace and buffers it uses. If that was on another
     /// stream, the host waits for all that is queued there: replays, copies into the buffers and readers of the
     /// results, also of a step that was abandoned or never dropped.

@@ -28,6 +28,9 @@ use super::step_agreement::StepOrder;
 /// compared before its first layer, as without graphs, with the size that it is replayed in. A step without a graph,
 /// such as a prompt, may come between.
 ///
+/// **Graphs keep the rank in its communicator.** Where a rank has left, its graphs go with their next step, which is
+/// refused, or when they are dropped: drop them with the rank, since the others are told then and not before.
+///
 /// A graph has the call over the rank's keys with lengths that vary, and the same merge in every step: rows for which a
 /// rank has no keys, which vary too, are kept from what it sends, and weigh nothing there.
 pub struct ContextGraphs<T: Element> {
@@ -138,6 +141,7 @@ impl<T: Element> ContextGraphs<T> {
     /// lengths into the buffers of the smallest size that holds it, which waits for the stream.
     ///
     /// # Errors
+    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator, by which the graphs are gone;
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for more requests than the largest size, and more new tokens;
     /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more keys than were declared;
     /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for another attention than that of the capture;
@@ -149,6 +153,10 @@ impl<T: Element> ContextGraphs<T> {
         stream: &'a Stream,
         requests: &[BatchRequest<'_>],
     ) -> Result<ContextGraphStep<'a, T>> {
+        if let Err(left) = attention.joined() {
+            self.graphs.clear();
+            return Err(left.into());
+        }
         self.graphs.admits(stream)?;
         if !Arc::ptr_eq(&self.entry, attention.entry()) {
             return Err(rules::SETTINGS_CACHE

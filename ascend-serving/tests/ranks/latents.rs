@@ -5,7 +5,8 @@ use ascend_serving::{LatentForm, LatentTensors, LayerInputs};
 
 use super::*;
 
-const [LATENT, ROPE]: [usize; 2] = [512, 64];
+const LATENT: usize = 512;
+const ROPE: usize = 64;
 
 #[derive(Clone, Debug)]
 struct LatentCase {
@@ -67,7 +68,8 @@ fn decode(rank: Communicator, case: &LatentCase) -> Result<(), String> {
         let requests: Vec<_> = sequences.iter().map(|sequence| BatchRequest::of(sequence, 1)).collect();
         let step_rows = |layer: usize, rank: Option<usize>| -> Vec<bf16> {
             let all = case.cached.iter().enumerate();
-            all.flat_map(|(request, cached)| case.rows(request, layer, rank).packed(cached + at..cached + at + 1)).collect()
+            all.flat_map(|(request, cached)| case.rows(request, layer, rank).packed(cached + at..cached + at + 1))
+                .collect()
         };
         let inputs: Vec<_> = (0..LAYERS)
             .map(|layer| {
@@ -102,15 +104,27 @@ fn decode(rank: Communicator, case: &LatentCase) -> Result<(), String> {
         for (layer, output) in outputs.iter().enumerate() {
             for (request, cached) in case.cached.iter().enumerate() {
                 let (query, key) = (case.rows(request, layer, Some(number)).exact(), case.rows(request, layer, None));
-                let latents: Vec<bf16> = key.data.chunks(LATENT + ROPE).flat_map(|row| row[..LATENT].to_vec()).collect();
+                let latents: Vec<bf16> =
+                    key.data.chunks(LATENT + ROPE).flat_map(|row| row[..LATENT].to_vec()).collect();
                 let value = Logical { dim: LATENT, data: latents, ..key }.exact();
                 let position = cached + at;
                 for head in 0..case.heads {
-                    let wanted = row(&query, &case.rows(request, layer, None).exact(), &value, (0, 0), head, position, shape.scale, |at| at <= position);
+                    let wanted = row(
+                        &query,
+                        &case.rows(request, layer, None).exact(),
+                        &value,
+                        (0, 0),
+                        head,
+                        position,
+                        shape.scale,
+                        |at| at <= position,
+                    );
                     let got = &output[(request * case.heads + head) * LATENT..][..LATENT];
                     for (got, wanted) in got.iter().zip(&wanted.unwrap().0) {
                         if !abs_diff_eq!(got.to_f64(), wanted, epsilon = 2.0 * bf16::TOLERANCE) {
-                            return Err(format!("rank {number}, step {at}, layer {layer}, request {request}, head {head}: {got}, expected {wanted}"));
+                            return Err(format!(
+                                "rank {number}, step {at}, layer {layer}, request {request}, head {head}: {got}, expected {wanted}"
+                            ));
                         }
                     }
                 }
