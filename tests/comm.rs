@@ -371,7 +371,8 @@ proptest! {
             let list: Vec<usize> = (0..size).filter(|rank| colours[*rank] == colours[me]).collect();
             let all: Vec<usize> = (0..size).collect();
             let mut parts = [&list, &list, &all].map(|list| whole.split(list).unwrap());
-            assert_eq!((parts[0].rank(), parts[0].size()), (list.iter().position(|rank| *rank == me).unwrap(), list.len()));
+            let own = list.iter().position(|rank| *rank == me).unwrap();
+            assert_eq!((parts[0].rank(), parts[0].size()), (own, list.len()));
             let of_list: i32 = list.iter().map(|rank| 1 << rank).sum();
             for _ in 0..3 {
                 assert_eq!(sum(&mut whole, &stream, 1 << me), (1 << size) - 1);

@@ -65,8 +65,8 @@ fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
     schedule(stream, pools, backends)
 }
 
-/// A rank of a divided context, of a part of a communicator: a prompt, a chunk whose context is merged with it, a decoded
-/// token, and one that is replayed from a graph.
+/// A rank of a divided context, of a part of a communicator: a prompt, a chunk whose context is merged with it, a
+/// decoded token, and one that is replayed from a graph.
 fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let communicator = Communicator::all(&[stream.device().clone()])?.remove(0).split(&[0])?;
     let mut attention = ContextAttention::new(communicator, shape(), cache(stream, pools)?, 64)?;
@@ -89,7 +89,7 @@ fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
     for layer in 0..LAYERS {
         step.forward(layer, (&query, &key, &key))?.download(stream)?;
     }
-    Ok(step.end()?)
+    step.end()
 }
 
 /// Latent attention: a prompt, a chunk whose context is up-projected in parts, absorbed decoding.

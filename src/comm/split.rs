@@ -16,9 +16,9 @@ impl Communicator {
     /// the same list; the others have nothing to do, and nobody is waited for. Lists may have ranks in common.
     ///
     /// The calls of a rank in both come one after the other, in the order in which they are queued, and all ranks have
-    /// to queue them in one order. The new communicator keeps this one: where this one is dropped first, the rank leaves
-    /// it when the last of its parts is dropped. A failure of one of the two is none of the other. Ranks that split the
-    /// same list once more get another communicator, if all of them do.
+    /// to queue them in one order. The new communicator keeps this one: where this one is dropped first, the rank
+    /// leaves it when the last of its parts is dropped. A failure of one of the two is none of the other. Ranks that
+    /// split the same list once more get another communicator, if all of them do.
     ///
     /// ```
     /// # fn main() -> ascend_attention::Result<()> {
@@ -44,8 +44,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`COLLECTIVE_PART`](rules::COLLECTIVE_PART) for a list that is not of ranks of this communicator in rising order
-    /// with this rank among them, and where this communicator is a part itself; [`Error::Hccl`], also where another rank
-    /// has left; [`Error::MissingSymbol`] without libhccl.
+    /// with this rank among them, and where this communicator is a part itself; [`Error::Hccl`];
+    /// [`Error::MissingSymbol`] without libhccl.
     #[doc(alias = "HcclCreateSubCommConfig")]
     #[doc(alias = "ncclCommSplit")]
     pub fn split(&mut self, ranks: &[usize]) -> Result<Self> {
@@ -75,8 +75,8 @@ impl Communicator {
         let number = digest(list.iter().map(|rank| u64::from(*rank)).chain([before]));
         let (mut whole, mut raw, mut config) = (self.handle.raw, ptr::null_mut(), settings());
         let api = self.device().context().bind()?;
-        // SAFETY: the communicator is alive, the list has as many ranks, and `raw` is a place for the result; HCCL reads
-        // list and settings in the call.
+        // SAFETY: the communicator is alive, the list has as many ranks, and `raw` is a place for the result; HCCL
+        // reads list and settings in the call.
         let result = unsafe {
             api.HcclCreateSubCommConfig()?(
                 &mut whole,

@@ -43,10 +43,10 @@ use super::step_agreement::{SequenceNames, StepOrder};
 /// lengths may change places unseen. That costs an exchange of 8 bytes of each rank in each step, for which the host
 /// waits until the stream has come to the step; [`trust_steps`](Self::trust_steps) leaves it out.
 ///
-/// Any other refusal leaves rank and step as they were, and the other ranks waiting until the call is repeated or the rank is
-/// dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its communicator: the
-/// other ranks fail with an error of their own, on the emulation at once, on hardware after the limit of HCCL, and
-/// every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)).
+/// Any other refusal leaves rank and step as they were, and the other ranks waiting until the call is repeated or the
+/// rank is dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its
+/// communicator: the other ranks fail with an error of their own, on the emulation at once, on hardware after the limit
+/// of HCCL, and every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)).
 ///
 /// Over a cache of latents ([`CacheShape::latent`](crate::kv::CacheShape::latent)) a layer has
 /// [absorbed](crate::LatentForm::Absorbed) queries, whose rotary parts are gathered too, and its output is

@@ -60,8 +60,8 @@ pub(super) struct ContextExchange<T: Element> {
     /// The results by the rank that they go to, `[ranks, tokens, N, D]`.
     sent: Output<T>,
     /// In graphs, where rows without keys are not known: `sent`, and behind it a place for each row that is kept from
-    /// it; and log-sum-exps of rows without keys, of the shape of those that are sent.
-    kept: Option<(Output<T>, Tensor<f32>)>,
+    /// it; and results of rows without keys, of the shape of those that are sent.
+    kept: Option<[Output<T>; 2]>,
     /// The results of the rank's own heads, by the rank that they come from.
     received: Output<T>,
     /// The call of the new tokens among themselves, of the rank's own heads.
@@ -107,8 +107,8 @@ impl<T: Element> Gather<T> {
     }
 }
 
-/// The log-sum-exp of a row without keys in a merge of all parts, whose weight is 0 beside any other: a finite number, since
-/// the operator says nothing of others.
+/// The log-sum-exp of a row without keys in a merge of all parts, whose weight is 0 beside any other: a finite number,
+/// since the operator says nothing of others.
 const NO_KEYS: f32 = -1e30;
 
 impl<T: Element> ContextExchange<T> {
@@ -177,15 +177,16 @@ impl<T: Element> ContextExchange<T> {
         let (kept, sent, received) = match size {
             1 => (None, local.clone(), local.clone()),
             _ if in_graph => {
-                let both = by_rank(2 * size * tokens)?;
-                both.attention.clear(stream)?;
-                let lse = stream.upload(&vec![NO_KEYS; size * tokens * heads], [size * tokens, heads, 1])?;
+                let (both, mut none) = (by_rank(2 * size * tokens)?, by_rank(size * tokens)?);
+                none.attention.clear(stream)?;
+                none.softmax_lse =
+                    Some(stream.upload(&vec![NO_KEYS; size * tokens * heads], [size * tokens, heads, 1])?);
                 let sent = rows_of(&both, 0..size * tokens)?;
-                (Some((both, lse)), sent, by_rank(size * tokens)?)
+                (Some([both, none]), sent, by_rank(size * tokens)?)
             }
             _ => (None, by_rank(size * tokens)?, by_rank(size * tokens)?),
         };
-        let to = kept.as_ref().map_or(&sent, |(both, _)| both);
+        let to = kept.as_ref().map_or(&sent, |[both, _]| both);
         let scatter = RowOrder::of_outputs(stream, [sizes[1], sizes[0]], &local, (to, kept.is_some()))?;
         let merge = {
             let own = parts_of_ranks(&received, size, tokens)?;
@@ -275,8 +276,10 @@ impl<T: Element> ContextExchange<T> {
             attend(Queries { query: &query, rope: rope.as_ref() }, &mut self.local.clone())?;
             match &self.kept {
                 None => self.scatter.move_outputs(queue, &self.local, &self.sent)?,
-                Some((both, no_keys)) => {
-                    lse_of(&self.sent)?.copy_from(queue, no_keys)?;
+                Some([both, none]) => {
+                    // What an earlier replay has left there may be no number.
+                    self.sent.attention.copy_from(queue, &none.attention)?;
+                    lse_of(&self.sent)?.copy_from(queue, lse_of(none)?)?;
                     self.scatter.move_outputs(queue, &self.local, both)?;
                 }
             }

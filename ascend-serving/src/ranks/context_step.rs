@@ -86,10 +86,11 @@ impl<T: Element> ContextStep<'_, T> {
     /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) and [`RANKS_ORDER`](crate::rules::RANKS_ORDER) for
-    /// another layer than the next, [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for inputs of another kind than the
-    /// cache's, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask or sinks, [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
-    /// as for [`CacheWrite::plan`], and as for planning the calls and the merge: nothing was exchanged then, and the
-    /// layer can be repeated. [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
+    /// another layer than the next, [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for inputs of another kind than
+    /// the cache's, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask or sinks,
+    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator; as for [`CacheWrite::plan`],
+    /// and as for planning the calls and the merge: nothing was exchanged then, and the layer can be repeated.
+    /// [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {

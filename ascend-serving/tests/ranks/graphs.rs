@@ -95,3 +95,34 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         assert!(left.breaks(&rules::RANKS_LEFT) && longer.sizes().count() == 0, "{left}");
     });
 }
+
+/// What a request leaves in the buffers of a graph, even if it is no number, weighs nothing in the next one.
+#[test]
+fn no_number_of_one_request_reaches_another() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(2, |rank| {
+        let stream = rank.device().stream().unwrap();
+        let case = Case { run: 128, steps: vec![vec![200, 9], vec![1, 1]], ..simple(2) };
+        let mut attention = attention::<bf16>(rank, &case);
+        // The first has keys on both ranks, the second on one.
+        let [mut long, mut short] = [(); 2].map(|()| attention.sequence());
+        for (sequence, tokens) in [(&mut long, 200), (&mut short, 9)] {
+            attention.grow(&stream, sequence, tokens).unwrap();
+            forward(&stream, &mut attention, sequence, tokens).unwrap();
+            attention.grow(&stream, sequence, 1).unwrap();
+        }
+        let mut graphs = attention.capture(&stream, [1], 201).unwrap();
+        for (sequence, number) in [(&long, bf16::NAN), (&short, bf16::ONE)] {
+            let query = stream.upload(&[number; 2 * DIM], [1, 2, DIM]).unwrap();
+            let key = ones(&stream, 1, 1);
+            let mut step = graphs.begin(&mut attention, &stream, &[BatchRequest::of(sequence, 1)]).unwrap();
+            for layer in 0..LAYERS {
+                let output = step.forward(layer, (&query, &key, &key)).unwrap().download(&stream).unwrap();
+                assert!(output.iter().all(|got| got.is_nan() == number.is_nan()), "{output:?}");
+            }
+            step.end().unwrap();
+        }
+    });
+}

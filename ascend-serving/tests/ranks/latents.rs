@@ -123,7 +123,8 @@ fn decode(rank: Communicator, case: &LatentCase) -> Result<(), String> {
                     for (got, wanted) in got.iter().zip(&wanted.unwrap().0) {
                         if !abs_diff_eq!(got.to_f64(), wanted, epsilon = 2.0 * bf16::TOLERANCE) {
                             return Err(format!(
-                                "rank {number}, step {at}, layer {layer}, request {request}, head {head}: {got}, expected {wanted}"
+                                "rank {number}, step {at}, layer {layer}, request {request}, head {head}: {got}, expected \
+                                 {wanted}"
                             ));
                         }
                     }
