@@ -99,6 +99,7 @@
 //! - [`TensorParallel`]: heads divided over ranks.
 //! - [`ContextAttention`], [`ContextParallel`]: contexts divided over ranks, on a communicator (DCP);
 //!   [`ContextGraphs`]: its decode steps replayed from graphs.
+//! - [`RingAttention`]: rows of one sequence divided over ranks, with keys and values that go round.
 //!
 //! # What it is built on
 //!
@@ -155,7 +156,7 @@ pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use ranks::{
     ContextAttention, ContextGraphStep, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep,
-    RankStep, TensorParallel,
+    RankStep, RingAttention, TensorParallel,
 };
 pub use split_kv::SplitLimits;
 

@@ -379,7 +379,8 @@ impl<T: Element> ContextAttention<T> {
         };
         let communicator = self.communicator.as_mut();
         let communicator = communicator.ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
-        match terms.difference(communicator, stream) {
+        let mut exchanged = false;
+        match terms.difference(communicator, stream, &mut exchanged) {
             Ok(None) => {
                 self.names.agreed(terms);
                 order.begin();
@@ -387,7 +388,9 @@ impl<T: Element> ContextAttention<T> {
             }
             Ok(Some(difference)) => Err(difference.into()),
             Err(error) => {
-                self.leave();
+                if exchanged {
+                    self.leave();
+                }
                 Err(error)
             }
         }

@@ -169,9 +169,14 @@ impl StepTerms {
     }
 
     /// Compares the step with those of the other ranks, which all compare theirs, and waits for the stream. The
-    /// difference is the same on every rank.
-    pub(super) fn difference(&self, communicator: &mut Communicator, stream: &Stream) -> Result<Option<Violation>> {
-        let digests = gather(communicator, stream, &[self.digest()])?;
+    /// difference is the same on every rank. `exchanged` says after an error whether the others may have come further.
+    pub(super) fn difference(
+        &self,
+        communicator: &mut Communicator,
+        stream: &Stream,
+        exchanged: &mut bool,
+    ) -> Result<Option<Violation>> {
+        let digests = gather(communicator, stream, &[self.digest()], exchanged)?;
         if digests.iter().all(|digest| *digest == self.digest()) {
             return Ok(None);
         }
@@ -179,7 +184,7 @@ impl StepTerms {
         for (at, part) in self.terms.chunks(COMPARED).enumerate() {
             let mut own = part.to_vec();
             own.resize(COMPARED, 0);
-            let all = gather(communicator, stream, &own)?;
+            let all = gather(communicator, stream, &own, exchanged)?;
             let of_term = |term: usize| all.iter().skip(term).step_by(COMPARED).copied().collect::<Vec<i64>>();
             let mut differing = (0..COMPARED).map(of_term).enumerate();
             let differs = |(_, values): &(usize, Vec<i64>)| values.iter().any(|value| values.first() != Some(value));
@@ -193,9 +198,10 @@ impl StepTerms {
 }
 
 /// The numbers of all ranks, one rank's behind the other's.
-fn gather(communicator: &mut Communicator, stream: &Stream, own: &[i64]) -> Result<Vec<i64>> {
+fn gather(communicator: &mut Communicator, stream: &Stream, own: &[i64], exchanged: &mut bool) -> Result<Vec<i64>> {
     let send = stream.upload(own, [own.len()])?;
     let all = Tensor::empty(stream.device(), [own.len() * communicator.size()])?;
+    *exchanged = true;
     communicator.all_gather(stream, &send, &all)?;
     Ok(all.download(stream)?)
 }

@@ -21,6 +21,7 @@ use proptest::prelude::*;
 mod differing;
 mod graphs;
 mod latents;
+mod ring;
 
 use differing::Wrong;
 
