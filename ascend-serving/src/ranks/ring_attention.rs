@@ -14,14 +14,14 @@ use crate::rules;
 /// One rank of a ring: causal attention of a sequence whose rows are divided over the ranks, each with their keys and
 /// values, as in the training of long contexts.
 ///
-/// The sequence is cut into two chunks for each rank. Rank `r` of `P` has chunk `r` and chunk `2 P - 1 - r` (zigzag), so
-/// that all have as much to do: a late chunk sees more keys than an early one. Chunks differ by one row where the
+/// The sequence is cut into two chunks for each rank. Rank `r` of `P` has chunk `r` and chunk `2 P - 1 - r` (zigzag),
+/// so that all have as much to do: a late chunk sees more keys than an early one. Chunks differ by one row where the
 /// length does not divide, and the last ones are empty in short sequences.
 ///
 /// In each of `P` steps a rank attends to the keys and values that it has just got, by FlashAttentionScore, and merges
-/// the result into what it has, by RingAttentionUpdate; meanwhile it passes them on to the next rank, on a stream of its
-/// own. Only calls with visible keys are made. The host waits for each exchange, and not for the calls. It is the forward
-/// pass alone.
+/// the result into what it has, by RingAttentionUpdate; meanwhile it passes them on to the next rank, on a stream of
+/// its own. Only calls with visible keys are made. The host waits for each exchange, and not for the calls. It is the
+/// forward pass alone.
 ///
 /// Since CANN 8.1, on Atlas A2, A3 and Ascend 950, heads of a multiple of 64 elements.
 ///
@@ -174,8 +174,8 @@ impl RingAttention {
                     }
                 });
             }
-            // The calls go on meanwhile. An exchange that fails does not fail their stream, so that the host waits for it
-            // before anything reads what came.
+            // The calls go on meanwhile. An exchange that fails does not fail their stream, so that the host waits for
+            // it before anything reads what came.
             if step + 1 < self.ranks {
                 *exchanged = true;
                 block = self.pass_on(communicator, stream, tokens, (source, &block))?;
@@ -190,7 +190,8 @@ impl RingAttention {
         Ok(output)
     }
 
-    /// The number of keys of a rank, from its first on, that a chunk of this rank sees: causally where they are its own.
+    /// The number of keys of a rank, from its first on, that a chunk of this rank sees: causally where they are its
+    /// own.
     fn keys(&self, chunk: usize, source: usize, tokens: usize) -> usize {
         let [first, both] = self.sizes(source, tokens);
         match (chunk, source.cmp(&self.rank)) {
