@@ -7,7 +7,7 @@ use ascend_attention::{Element, Stream, Violation};
 
 use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
-use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN, STEP_HEADS_FIX, StepRows, names_of_keys};
+use crate::engine::{LayerInputs, STEP_HEADS_FIX, StepRows, names_of_keys};
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, CopiesIn, Interleave, PagedKvCache, Sequence, StepLease, StepProgress, no_layer, uncopied,
@@ -15,7 +15,6 @@ use crate::kv::{
 use crate::rules;
 
 use super::context_parallel::{ContextParallel, ContextSplit, Queries};
-use super::context_step::ContextStep;
 use super::step_agreement::{SequenceNames, StepOrder};
 
 /// One rank of an attention whose contexts are divided over ranks (decode context parallelism, DCP): each rank has a
@@ -270,27 +269,6 @@ impl<T: Element> ContextAttention<T> {
             "a sequence",
             "make each sequence with `ContextAttention::sequence`, or the pool that the ranks share",
         )
-    }
-
-    /// Begins a step of these requests on a stream, of the same ones on every rank: copies the block table to the
-    /// device. Blocks given back from now on are handed out again when the stream has passed the end of the step.
-    ///
-    /// # Errors
-    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
-    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool;
-    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside of the cache;
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
-    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) and
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) by what this rank has computed of a sequence; as for
-    /// [`ContextParallel::split`].
-    pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
-        let rows = requests.iter().fold(0usize, |rows, request| rows.saturating_add(request.new));
-        let PreparedStep { split, order, progress, lease } = self.prepare(stream, requests, rows)?;
-        let own = split.ranks().get(self.rank).ok_or_else(|| no_rank(self.rank, split.ranks().len()))?;
-        let block_table = self.cache.block_table(stream, own.table())?;
-        let layers = QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN);
-        Ok(ContextStep::new(self, stream, (split, block_table), order, (layers, lease)))
     }
 
     /// Checks a step of these requests and begins it, with as many rows as the ranks have to agree in.

@@ -3,15 +3,40 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Event, Stream, Tensor};
 
-use crate::engine::{LayerInputs, QueuedLayers};
+use crate::batch::BatchRequest;
+use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, StepLease};
 use crate::rules;
 
-use super::context_attention::ContextAttention;
+use super::context_attention::{ContextAttention, PreparedStep, no_rank};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
 use super::context_parallel::{ContextSplit, Queries};
 use super::step_agreement::StepOrder;
+
+impl<T: Element> ContextAttention<T> {
+    /// Begins a step of these requests on a stream, of the same ones on every rank: copies the block table to the
+    /// device. Blocks given back from now on are handed out again when the stream has passed the end of the step.
+    ///
+    /// # Errors
+    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool;
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside of the cache;
+    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) and
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) by what this rank has computed of a sequence;
+    /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for more than one new token of a request over latents; as for
+    /// [`ContextParallel::split`](crate::ContextParallel::split).
+    pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
+        let rows = requests.iter().fold(0usize, |rows, request| rows.saturating_add(request.new));
+        let PreparedStep { split, order, progress, lease } = self.prepare(stream, requests, rows)?;
+        let own = split.ranks().get(self.rank).ok_or_else(|| no_rank(self.rank, split.ranks().len()))?;
+        let block_table = self.cache.block_table(stream, own.table())?;
+        let layers = QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN);
+        Ok(ContextStep::new(self, stream, (split, block_table), order, (layers, lease)))
+    }
+}
 
 /// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by
 /// [`ContextStep::end`] or by dropping it. Where some of its layers are missing then, the rank leaves its communicator,
