@@ -44,6 +44,9 @@ ascend_spec::library_rules! {
         "give each device once";
     COLLECTIVE_RANK = "collective.rank", "a rank, root or peer is a rank of the communicator",
         "name a rank of the communicator";
+    COLLECTIVE_PART = "collective.part",
+        "a part of a communicator has some of its ranks in rising order, each once, the caller's among them",
+        "give the same list of ranks on each of them, and make no call on the others";
     COLLECTIVE_LENGTH = "collective.length", "tensors and lengths of a collective have what its ranks send and receive",
         "give tensors as long as what goes from rank to rank";
     COLLECTIVE_TYPE = "collective.type", "the product has the collective, and moves and reduces the element type",

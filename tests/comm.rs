@@ -6,7 +6,7 @@
 use ascend_attention::comm::{Communicator, Message, Reduction, RootInfo};
 use ascend_attention::rules::{
     ARGUMENT_DEVICE, ARGUMENT_MEMORY, ARGUMENT_VALUE, COLLECTIVE_DEVICES, COLLECTIVE_LEFT, COLLECTIVE_LENGTH,
-    COLLECTIVE_MESSAGES, COLLECTIVE_RANK, COLLECTIVE_TYPE,
+    COLLECTIVE_MESSAGES, COLLECTIVE_PART, COLLECTIVE_RANK, COLLECTIVE_TYPE,
 };
 use ascend_attention::{Element, Error, Graph, Result, Stream, Tensor, bf16, f16};
 use ascend_testing::harness;
@@ -420,5 +420,132 @@ fn replays_and_calls_of_two_threads_have_one_order() {
         stream.synchronize().unwrap();
         other.synchronize().unwrap();
         assert_eq!(own.download(&other).unwrap(), [1.0; 4]);
+    });
+}
+
+/// The sum over the ranks of a communicator of a number of each.
+fn sum(rank: &mut Communicator, stream: &Stream, own: i32) -> i32 {
+    let tensor = upload(stream, &[own]);
+    rank.all_reduce_in_place(stream, &tensor, Reduction::Sum).unwrap();
+    tensor.download(stream).unwrap()[0]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Parts of any ranks, made twice, beside each other and in turn with the whole, which may end before them.
+    #[test]
+    fn parts_of_the_ranks_have_calls_of_their_own(
+        colours in prop::collection::vec(0..3usize, 2..=RANKS),
+        ends_first in any::<bool>(),
+    ) {
+        if harness::not_on_npu("it needs a device for each rank") {
+            return Ok(());
+        }
+        as_ranks(colours.len(), |mut whole| {
+            let (me, [stream, other]) = (whole.rank(), [(); 2].map(|()| whole.device().stream().unwrap()));
+            let size = whole.size();
+            let list: Vec<usize> = (0..size).filter(|rank| colours[*rank] == colours[me]).collect();
+            let all: Vec<usize> = (0..size).collect();
+            let mut parts = [&list, &list, &all].map(|list| whole.split(list).unwrap());
+            let own = list.iter().position(|rank| *rank == me).unwrap();
+            assert_eq!((parts[0].rank(), parts[0].size()), (own, list.len()));
+            let of_list: i32 = list.iter().map(|rank| 1 << rank).sum();
+            for _ in 0..3 {
+                assert_eq!(sum(&mut whole, &stream, 1 << me), (1 << size) - 1);
+                assert_eq!(sum(&mut parts[0], &other, 1 << me), of_list);
+                assert_eq!(sum(&mut parts[1], &stream, 3 << me), 3 * of_list);
+                assert_eq!(sum(&mut parts[2], &other, 1), size as i32);
+            }
+            let nested = parts[2].split(&list).unwrap_err();
+            assert!(nested.breaks(&COLLECTIVE_PART), "{nested}");
+            if ends_first {
+                drop(whole);
+                assert_eq!(sum(&mut parts[2], &stream, 2), 2 * size as i32);
+            } else {
+                drop(parts);
+                assert_eq!(sum(&mut whole, &stream, 1), size as i32);
+            }
+        });
+    }
+}
+
+/// Queued without waiting, on two streams: a rank's calls keep their order, of the whole and of a part alike.
+#[test]
+fn a_part_and_the_whole_keep_the_order_of_a_rank() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(3, |mut whole| {
+        let (me, streams) = (whole.rank(), [(); 2].map(|()| whole.device().stream().unwrap()));
+        let mut part = whole.split(&[0, 1, 2]).unwrap();
+        let tensor = upload(&streams[0], &[me as i32; 64]);
+        for turn in 0..20 {
+            whole.all_reduce_in_place(&streams[turn % 2], &tensor, Reduction::Max).unwrap();
+            part.all_reduce_in_place(&streams[1 - turn % 2], &tensor, Reduction::Sum).unwrap();
+        }
+        let wanted = (0..20).fold(2, |sum: i32, _| sum.wrapping_mul(3));
+        assert_eq!(tensor.download(&streams[0]).unwrap(), [wanted; 64]);
+        // A graph with calls of both, which goes on when both are dropped.
+        let device = whole.device().clone();
+        let (mut graph, ()) = Graph::capture(&device, upload(&streams[0], &[1i32; 4]), |capture, tensor| {
+            whole.all_reduce_in_place(capture, tensor, Reduction::Sum)?;
+            part.all_reduce_in_place(capture, tensor, Reduction::Sum)
+        })
+        .unwrap();
+        drop((whole, part));
+        for turn in 1..=3u32 {
+            graph.launch(&streams[turn as usize % 2], graph.update()).unwrap();
+            let got = graph.buffers().download(&streams[turn as usize % 2]).unwrap();
+            assert_eq!(got, [9i32.pow(turn); 4]);
+        }
+    });
+}
+
+#[test]
+fn lists_that_are_no_part_are_refused_and_ranks_that_left_are_named() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    world(3, |rank, stream| {
+        let me = rank.rank();
+        let others: Vec<usize> = (0..3).filter(|other| *other != me).collect();
+        for list in [&[][..], &others, &[0, 1, 3], &[2, 1, 0], &[0, 1, 1, 2], &[0, 1, 2, usize::MAX]] {
+            let refused = rank.split(list).unwrap_err();
+            assert!(refused.breaks(&COLLECTIVE_PART), "{refused}");
+        }
+        let mut part = rank.split(&[0, 1, 2]).unwrap();
+        assert_eq!((sum(&mut part, stream, 1), sum(rank, stream, 2), rank.calls()), (3, 6, 1));
+        // A rank that leaves the part is named there; the whole goes on.
+        if me == 2 {
+            drop(part);
+        } else {
+            let outcome = part.barrier(stream).and_then(|()| stream.synchronize()).unwrap_err();
+            assert!(outcome.to_string().contains("rank 2"), "{outcome}");
+        }
+        let fresh = rank.device().stream().unwrap();
+        assert_eq!(sum(rank, &fresh, 1), 3);
+    });
+}
+
+#[test]
+fn a_rank_leaves_its_parts_before_the_whole() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(2, |mut whole| {
+        let stream = whole.device().stream().unwrap();
+        let [mut one, other] = [(); 2].map(|()| whole.split(&[0, 1]).unwrap());
+        let device = whole.device().clone();
+        let capture = Graph::capture(&device, upload(&stream, &[1i32; 4]), |capture, tensor| {
+            one.all_reduce_in_place(capture, tensor, Reduction::Sum)
+        });
+        let (mut graph, ()) = capture.unwrap();
+        let refused = whole.leave().unwrap_err();
+        assert!(refused.breaks(&COLLECTIVE_PART), "{refused}");
+        one.leave().unwrap();
+        let refused = graph.launch(&stream, graph.update()).unwrap_err();
+        assert!(refused.breaks(&COLLECTIVE_LEFT), "{refused}");
+        other.leave().unwrap();
     });
 }

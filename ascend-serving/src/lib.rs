@@ -97,7 +97,9 @@
 //! - [`TreeGraphs`]: drafted trees replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.
 //! - [`TensorParallel`]: heads divided over ranks.
-//! - [`ContextAttention`], [`ContextParallel`]: contexts divided over ranks, on a communicator (DCP).
+//! - [`ContextAttention`], [`ContextParallel`]: contexts divided over ranks, on a communicator (DCP);
+//!   [`ContextGraphs`]: its decode steps replayed from graphs.
+//! - [`RingAttention`]: rows of one sequence divided over ranks, with keys and values that go round.
 //!
 //! # What it is built on
 //!
@@ -152,7 +154,10 @@ pub use graphs::{
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
-pub use ranks::{ContextAttention, ContextParallel, ContextPart, ContextSplit, ContextStep, RankStep, TensorParallel};
+pub use ranks::{
+    ContextAttention, ContextGraphStep, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep,
+    RankStep, RingAttention, TensorParallel,
+};
 pub use split_kv::SplitLimits;
 
 /// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a

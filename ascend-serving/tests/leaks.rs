@@ -65,9 +65,10 @@ fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
     schedule(stream, pools, backends)
 }
 
-/// A rank of a divided context: a prompt, a chunk whose context is merged with it, a decoded token.
+/// A rank of a divided context, of a part of a communicator: a prompt, a chunk whose context is merged with it, a
+/// decoded token, and one that is replayed from a graph.
 fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let communicator = Communicator::all(&[stream.device().clone()])?.remove(0);
+    let communicator = Communicator::all(&[stream.device().clone()])?.remove(0).split(&[0])?;
     let mut attention = ContextAttention::new(communicator, shape(), cache(stream, pools)?, 64)?;
     pools.push(attention.pool().clone());
     let mut sequence = attention.sequence();
@@ -81,7 +82,14 @@ fn ranks(stream: &Stream, pools: &mut Pools) -> Result<()> {
         }
         step.end()?;
     }
-    Ok(())
+    let mut graphs = attention.capture(stream, [1], 158)?;
+    attention.grow(stream, &mut sequence, 1)?;
+    let (query, key) = (ones(stream, bf16::ONE, [1, HEADS, DIM])?, ones(stream, bf16::ONE, [1, 1, DIM])?);
+    let mut step = graphs.begin(&mut attention, stream, &[BatchRequest::of(&sequence, 1)])?;
+    for layer in 0..LAYERS {
+        step.forward(layer, (&query, &key, &key))?.download(stream)?;
+    }
+    step.end()
 }
 
 /// Latent attention: a prompt, a chunk whose context is up-projected in parts, absorbed decoding.

@@ -204,6 +204,16 @@ pub const fn reduces(soc: Soc, collective: Collective, dtype: DType, reduction: 
     }
 }
 
+/// One number for a list of numbers, which every rank computes alike: lists that differ have different ones, but for
+/// one pair in 2 to the power of 64.
+pub fn digest(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+    numbers.into_iter().fold(FACTOR, |digest, number| {
+        let mixed = (digest ^ number).wrapping_mul(FACTOR);
+        mixed ^ (mixed >> 32)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,6 +227,22 @@ mod tests {
         for number in [12, 13, 255] {
             assert_eq!(dtype_of_hccl(number), None);
         }
+    }
+
+    #[test]
+    fn lists_have_numbers_of_their_own() {
+        let lists: Vec<Vec<u64>> =
+            (0..200).flat_map(|one| (0..9).map(move |len| vec![one; len])).filter(|list| list.len() != 1).collect();
+        let mut digests: Vec<u64> = lists.iter().map(|list| digest(list.iter().copied())).collect();
+        // Parts of ranks, with how often they were made before.
+        digests.extend(
+            [&[1, 2][..], &[2, 1], &[0, 1, 2, 3, 0], &[0, 2, 3, 0], &[0, 2, 3, 1]]
+                .map(|list| digest(list.iter().copied())),
+        );
+        digests.sort_unstable();
+        digests.dedup();
+        // The empty list is there 200 times.
+        assert_eq!(digests.len(), 1 + 200 * 7 + 5);
     }
 
     #[test]

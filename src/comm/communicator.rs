@@ -1,15 +1,16 @@
 //! How a rank joins a communicator, and how it leaves.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::mem;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use ascend_sys::{Api, bindings as sys};
 
 use crate::error::{Error, Result, hccl_error};
 use crate::rules;
-use crate::runtime::{Device, Event, Queue, ReplayedObject, Stream, StreamMark, lock};
+use crate::runtime::{CallOrder, Device, Queue, ReplayedObject, Stream, StreamMark, lock};
 use crate::tensor::AnyTensor;
 
 /// Bytes of root information.
@@ -64,38 +65,45 @@ impl fmt::Debug for RootInfo {
 /// One rank of a communicator, on its device. See the [module](super).
 ///
 /// Dropping it waits for the calls that it has queued, then ends this rank's part: a call that other ranks do not make
-/// is waited for until it fails. A [`Graph`](crate::Graph) that has captured calls keeps the rank in the communicator
-/// until it is dropped; [`leave`](Self::leave) ends its part whatever graphs there are. On a thread that captures a
-/// graph, and where a stream cannot be waited for, the rank stays in the communicator until the process ends, which a
-/// log line says. After an [`Error::Hccl`], or a failure of a stream by a collective, drop it on all ranks and make
-/// another one.
+/// is waited for until it fails. A [`Graph`](crate::Graph) that has captured calls, and a communicator of some of the
+/// ranks ([`split`](Self::split)), keep the rank in the communicator until they are dropped; [`leave`](Self::leave)
+/// ends its part whatever graphs there are. On a thread that captures a graph, and where a stream cannot be waited for,
+/// the rank stays in the communicator until the process ends, which a log line says. After an [`Error::Hccl`], or a
+/// failure of a stream by a collective, drop it on all ranks and make another one.
 ///
 /// # Threads
 /// `Send` and `Sync`. A rank's calls come one after the other, since each takes it mutably. A call, or a replay of a
-/// graph with calls, on another stream than that of the one before waits for that one.
+/// graph with calls, on another stream than that of the one before waits for that one, also where one of them is of a
+/// part.
 pub struct Communicator {
-    handle: Arc<Handle>,
+    pub(super) handle: Arc<Handle>,
     size: usize,
     /// Calls made so far.
     calls: u64,
+    /// How many parts were made of each list of ranks.
+    pub(super) parts: BTreeMap<Vec<u32>, u64>,
 }
 
 /// The rank's part in a communicator, which ends when the rank and all graphs with calls of it are gone.
-struct Handle {
-    device: Device,
-    raw: sys::HcclComm,
+pub(super) struct Handle {
+    pub(super) device: Device,
+    pub(super) raw: sys::HcclComm,
     rank: usize,
-    uses: Mutex<Uses>,
+    membership: Mutex<Membership>,
+    /// The order of the rank's calls in a communicator and in the parts of it. Taken before `membership`.
+    order: Arc<Mutex<CallOrder>>,
+    /// The communicator that this one is a part of, which ends after it.
+    pub(super) whole: Option<Arc<Handle>>,
+    /// How many parts of this one the rank takes part in.
+    parts: AtomicUsize,
 }
 
-/// The streams that a rank's calls were queued on.
+/// What a rank has to wait for before it may leave.
 #[derive(Default)]
-struct Uses {
-    /// A mark of each.
+struct Membership {
+    /// A mark of each stream that calls were queued on.
     marks: Vec<StreamMark>,
-    /// The end of the latest call, and its stream.
-    latest: Option<(Event, StreamMark)>,
-    /// Whether the rank has left, and `raw` is destroyed.
+    /// Whether the rank has left, and its communicator is destroyed.
     left: bool,
 }
 
@@ -106,63 +114,57 @@ unsafe impl Send for Handle {}
 // SAFETY: as for `Send`; nothing that takes `&self` calls HCCL.
 unsafe impl Sync for Handle {}
 
-impl Uses {
-    /// Refuses work of a rank that has left.
-    fn admit(&self, rank: usize) -> Result<()> {
-        if self.left {
-            return Err(rules::COLLECTIVE_LEFT
-                .broken(format_args!("rank {rank}, which has left"), "ranks that take part in their communicator")
-                .into());
-        }
-        Ok(())
-    }
-
-    /// Lets work that is queued on a stream from now on wait for the latest call: HCCL matches the calls of ranks by
-    /// their order, which two streams do not keep.
-    fn precede(&self, stream: &Stream) -> Result<()> {
-        match &self.latest {
-            Some((event, mark)) if !mark.is_of(stream) => stream.wait_event(event),
-            _ => Ok(()),
-        }
-    }
-
-    /// Takes note of work of the rank on a stream, also after a failure: part of it may have been queued.
-    fn note(&mut self, stream: &Stream) {
-        if !self.marks.iter().any(|mark| mark.is_of(stream)) {
-            self.marks.push(stream.mark());
-        }
-    }
-
-    /// Marks the end of the latest call.
-    fn finish(&mut self, stream: &Stream) -> Result<()> {
-        match &mut self.latest {
-            Some((event, mark)) => {
-                event.record(stream)?;
-                if !mark.is_of(stream) {
-                    *mark = stream.mark();
-                }
-            }
-            None => self.latest = Some((stream.record_event()?, stream.mark())),
-        }
-        Ok(())
-    }
-}
-
 impl ReplayedObject for Handle {
-    fn replay(&self, stream: &Stream, launch: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let mut uses = lock(&self.uses);
-        uses.admit(self.rank)?;
-        uses.precede(stream)?;
-        let launched = launch();
-        uses.note(stream);
-        launched.and(uses.finish(stream))
+    fn order(&self) -> &Arc<Mutex<CallOrder>> {
+        &self.order
+    }
+
+    fn admit(&self) -> Result<()> {
+        if lock(&self.membership).left {
+            let given = format_args!("rank {}, which has left", self.rank);
+            return Err(rules::COLLECTIVE_LEFT.broken(given, "ranks that take part in their communicator").into());
+        }
+        Ok(())
+    }
+
+    /// Also after a failure: part of the work may have been queued.
+    fn note(&self, stream: &Stream) {
+        let marks = &mut lock(&self.membership).marks;
+        if !marks.iter().any(|mark| mark.is_of(stream)) {
+            marks.push(stream.mark());
+        }
     }
 }
 
 impl Handle {
     /// Waits for the calls of the rank, and ends its part in the communicator.
-    fn leave(&self, uses: &mut Uses) -> Result<()> {
-        for mark in &uses.marks {
+    fn leave(&self) -> Result<()> {
+        self.finish_calls(&lock(&self.membership))?;
+        let api = self.device.context().bind()?;
+        // Graphs of its calls that were dropped end first, since their last replays are over.
+        self.device.context().sweep();
+        // From here on no call or replay is queued.
+        let _turn = lock(&self.order);
+        if self.parts.load(Ordering::Relaxed) > 0 {
+            let given = "a communicator that the rank has split";
+            return Err(Error::by(&rules::COLLECTIVE_PART, "self", given, "one without parts")
+                .fix("leave or drop the parts first: the rank stays until they are gone"));
+        }
+        let mut membership = lock(&self.membership);
+        self.finish_calls(&membership)?;
+        membership.left = true;
+        if let Some(whole) = &self.whole {
+            whole.parts.fetch_sub(1, Ordering::Relaxed);
+        }
+        // SAFETY: this object owns the communicator, and destroys it once, since the rank has not left before; its work
+        // is over, as was waited for, and replays of its calls are refused from now on.
+        let result = unsafe { api.HcclCommDestroy()?(self.raw) };
+        hccl_error(api, "HcclCommDestroy", (Some(self.rank), None), result)
+    }
+
+    /// Waits for the calls that the rank has queued.
+    fn finish_calls(&self, membership: &Membership) -> Result<()> {
+        for mark in &membership.marks {
             // A fault of the work is for the stream's next synchronisation.
             if !mark.latest().wait()? {
                 let given = format_args!("rank {}, whose calls are not known to be over", self.rank);
@@ -170,14 +172,7 @@ impl Handle {
                     .fix("the rank stays in its communicator until the process ends"));
             }
         }
-        let api = self.device.context().bind()?;
-        // Graphs of its calls that were dropped end first, since their last replays are over.
-        self.device.context().sweep();
-        uses.left = true;
-        // SAFETY: this object owns the communicator, and destroys it once, since the rank has not left before; its work
-        // is over, as was waited for, and replays of its calls are refused from now on.
-        let result = unsafe { api.HcclCommDestroy()?(self.raw) };
-        hccl_error(api, "HcclCommDestroy", (Some(self.rank), None), result)
+        Ok(())
     }
 }
 
@@ -214,7 +209,7 @@ impl Communicator {
         let result = unsafe { api.HcclCommInitAll()?(count, ids.as_mut_ptr(), comms.as_mut_ptr()) };
         hccl_error(api, "HcclCommInitAll", (None, None), result)?;
         let ranks = comms.into_iter().zip(devices).enumerate();
-        Ok(ranks.map(|(rank, (raw, device))| Self::new(device, raw, rank, devices.len())).collect())
+        Ok(ranks.map(|(rank, (raw, device))| Self::new((device, None), raw, rank, devices.len())).collect())
     }
 
     /// Joins a communicator as `rank` of `size` ranks. Returns when all of them have joined.
@@ -232,12 +227,29 @@ impl Communicator {
         // SAFETY: the bytes are root information, which is an array of as many; `raw` is a place for the result.
         let result = unsafe { api.HcclCommInitRootInfo()?(count, info.0.as_ptr().cast(), rank_number, &mut raw) };
         hccl_error(api, "HcclCommInitRootInfo", (Some(rank), None), result)?;
-        Ok(Self::new(device, raw, rank, size))
+        Ok(Self::new((device, None), raw, rank, size))
     }
 
-    fn new(device: &Device, raw: sys::HcclComm, rank: usize, size: usize) -> Self {
-        let handle = Handle { device: device.clone(), raw, rank, uses: Mutex::default() };
-        Self { handle: Arc::new(handle), size, calls: 0 }
+    pub(super) fn new(
+        (device, whole): (&Device, Option<Arc<Handle>>),
+        raw: sys::HcclComm,
+        rank: usize,
+        size: usize,
+    ) -> Self {
+        let order = whole.as_ref().map(|whole| Arc::clone(&whole.order)).unwrap_or_default();
+        if let Some(whole) = &whole {
+            whole.parts.fetch_add(1, Ordering::Relaxed);
+        }
+        let handle = Handle {
+            device: device.clone(),
+            raw,
+            rank,
+            membership: Mutex::default(),
+            order,
+            whole,
+            parts: AtomicUsize::new(0),
+        };
+        Self { handle: Arc::new(handle), size, calls: 0, parts: BTreeMap::new() }
     }
 
     /// This rank, from 0 on.
@@ -263,11 +275,12 @@ impl Communicator {
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// [`Error::Capturing`] on a thread that captures a graph, and [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE) where a
-    /// stream cannot be waited for: the rank stays until its last graph is dropped; [`Error::Hccl`].
+    /// [`Error::Capturing`] on a thread that captures a graph, [`COLLECTIVE_PART`](rules::COLLECTIVE_PART) while there
+    /// are communicators that [`split`](Self::split) has made of this one, and [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE)
+    /// where a stream cannot be waited for: the rank stays until its last graph and part are dropped; [`Error::Hccl`].
     #[doc(alias = "HcclCommDestroy")]
     pub fn leave(self) -> Result<()> {
-        self.handle.leave(&mut lock(&self.handle.uses))
+        self.handle.leave()
     }
 
     /// The number of calls that this rank has made, by which errors name a call: from 1 on.
@@ -287,9 +300,9 @@ impl Communicator {
         let handle = &self.handle;
         handle.device.context().admits("stream", queue.context())?;
         let raw = queue.raw()?;
-        let mut uses = lock(&handle.uses);
+        let mut order = lock(&handle.order);
         if let Some(stream) = queue.stream() {
-            uses.precede(stream)?;
+            order.precede(stream)?;
         }
         let api = handle.device.context().bind()?;
         let result = call(api, handle.raw, raw)?;
@@ -302,9 +315,9 @@ impl Communicator {
         let Some(stream) = queue.stream() else {
             return outcome;
         };
-        uses.note(stream);
+        handle.note(stream);
         outcome?;
-        uses.finish(stream)
+        order.finish(stream)
     }
 }
 
@@ -323,11 +336,10 @@ pub(super) fn rank_of(argument: &'static str, rank: usize, size: usize) -> Resul
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let mut uses = mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if uses.left {
+        if lock(&self.membership).left {
             return;
         }
-        if let Err(error) = self.leave(&mut uses) {
+        if let Err(error) = self.leave() {
             tracing::error!("rank {} stays in its communicator: {error}", self.rank);
         }
     }

@@ -1,7 +1,8 @@
 //! Communicators: ranks on devices of their own, and what goes from rank to rank (HCCL).
 //!
 //! A [`Communicator`] is one rank. [`Communicator::all`] makes all ranks of one process, [`Communicator::join`] one
-//! rank with the [`RootInfo`] that the root has made and that the program carries to the others. A call is queued on a
+//! rank with the [`RootInfo`] that the root has made and that the program carries to the others;
+//! [`Communicator::split`] makes one of some of the ranks. A call is queued on a
 //! stream of the rank's device, like a launch, and may read and write tensors that are dropped at once. Given a
 //! [`Capturing`](crate::graph::Capturing) in the place of the stream it becomes part of the graph, which keeps the rank.
 //! All ranks replay graphs with the same calls; on hardware make a call of each kind before the first capture.
@@ -42,6 +43,7 @@
 mod collectives;
 mod communicator;
 mod messages;
+mod split;
 
 pub use ascend_spec::collective::Reduction;
 pub use collectives::Reducible;

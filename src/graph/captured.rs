@@ -58,9 +58,7 @@ impl<B> Graph<B> {
         let value = outcome?;
         let captured = capturing.finish()?;
         let graph = graph?;
-        let Captured { calls, launches, checks, mut objects, kept, workspace: taken } = captured;
-        // Every graph takes the turns of its objects in one order, so that no two replays wait for each other.
-        objects.sort_by_key(|object| Arc::as_ptr(object).addr());
+        let Captured { calls, launches, checks, objects, kept, workspace: taken } = captured;
         *workspace = taken;
         let graph = Self {
             graph,
@@ -148,7 +146,7 @@ impl<B> Graph<B> {
             }
         }
         let mut executed = None;
-        let noted = in_turn(&self.objects, stream, &mut || {
+        let noted = in_turn(&self.objects, stream, || {
             // SAFETY: the graph's events and memory are marked below.
             executed = Some(unsafe { self.graph.execute(stream) });
         });
@@ -197,14 +195,17 @@ impl<B> Graph<B> {
 }
 
 /// Queues a replay by `launch` in turn with the other work of objects, unless one of them refuses it.
-fn in_turn(objects: &[Arc<dyn ReplayedObject>], stream: &Stream, launch: &mut dyn FnMut()) -> Result<()> {
-    match objects.split_first() {
-        Some((object, others)) => object.replay(stream, &mut || in_turn(others, stream, launch)),
-        None => {
-            launch();
-            Ok(())
-        }
-    }
+fn in_turn(objects: &[Arc<dyn ReplayedObject>], stream: &Stream, launch: impl FnOnce()) -> Result<()> {
+    let mut orders: Vec<_> = objects.iter().map(|object| object.order()).collect();
+    // Every replay takes its turns in one order, so that no two wait for each other.
+    orders.sort_by_key(|order| Arc::as_ptr(order).addr());
+    orders.dedup_by(|one, other| Arc::ptr_eq(one, other));
+    let mut turns: Vec<_> = orders.into_iter().map(|order| lock(order)).collect();
+    objects.iter().try_for_each(|object| object.admit())?;
+    turns.iter().try_for_each(|turn| turn.precede(stream))?;
+    launch();
+    objects.iter().for_each(|object| object.note(stream));
+    turns.iter_mut().fold(Ok(()), |finished, turn| finished.and(turn.finish(stream)))
 }
 
 impl<B> fmt::Debug for Graph<B> {

@@ -31,7 +31,7 @@ pub use device::{Device, MemoryInfo};
 pub use event::Event;
 pub use machine::Machine;
 pub use queue::Queue;
-pub(crate) use queue::{LaunchQueue, ReplayCheck, ReplayedObject};
+pub(crate) use queue::{CallOrder, LaunchQueue, ReplayCheck, ReplayedObject};
 pub use release::{Installed, VersionSource, file_version, toolkit_version};
 pub use stream::Stream;
 pub use stream_mark::StreamMark;

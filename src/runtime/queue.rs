@@ -2,13 +2,13 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ascend_sys::bindings as sys;
 
 use crate::error::{Result, acl};
 
-use super::{Context, Memory, Stream, capturing};
+use super::{Context, Event, Memory, Stream, StreamMark, capturing};
 
 /// Where launches go: a [`Stream`], which runs them in its order, or a graph that is being captured
 /// ([`Capturing`](crate::graph::Capturing)), whose replays run them.
@@ -28,9 +28,43 @@ pub trait ReplayCheck: fmt::Debug + Send + Sync {
 
 /// What a graph keeps alive besides memory, and what is in order with its replays: a communicator.
 pub(crate) trait ReplayedObject: fmt::Debug + Send + Sync {
-    /// Queues a replay on a stream by `launch`, behind earlier work of the object. No other work of the object is queued
-    /// in between, so that all of it has one order. `launch` is not called if that cannot be done.
-    fn replay(&self, stream: &Stream, launch: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+    /// The order of its calls and replays.
+    fn order(&self) -> &Arc<Mutex<CallOrder>>;
+
+    /// Refuses a replay of an object that makes no more calls.
+    fn admit(&self) -> Result<()>;
+
+    /// Takes note of work that was queued on a stream.
+    fn note(&self, stream: &Stream);
+}
+
+/// The end of the latest call of those that have one order on all streams, and its stream. Whoever queues a call holds
+/// the lock from [`precede`](Self::precede) to [`finish`](Self::finish), so that no other call comes in between.
+#[derive(Debug, Default)]
+pub(crate) struct CallOrder(Option<(Event, StreamMark)>);
+
+impl CallOrder {
+    /// Lets work that is queued on a stream from now on wait for the latest call.
+    pub(crate) fn precede(&self, stream: &Stream) -> Result<()> {
+        match &self.0 {
+            Some((event, mark)) if !mark.is_of(stream) => stream.wait_event(event),
+            _ => Ok(()),
+        }
+    }
+
+    /// Marks the end of the latest call.
+    pub(crate) fn finish(&mut self, stream: &Stream) -> Result<()> {
+        match &mut self.0 {
+            Some((event, mark)) => {
+                event.record(stream)?;
+                if !mark.is_of(stream) {
+                    *mark = stream.mark();
+                }
+            }
+            None => self.0 = Some((stream.record_event()?, stream.mark())),
+        }
+        Ok(())
+    }
 }
 
 /// What launches need of a [`Queue`].

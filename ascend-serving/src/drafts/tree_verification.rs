@@ -89,12 +89,7 @@ impl<'a, T: Element> TreeTensors<'a, T> {
 
     /// The inputs of the call of the nodes over the cache.
     pub(crate) fn over_cache(&self) -> Inputs<'a, T> {
-        let LayerCache { key, value } = self.cache;
-        let inputs = match self.query_rope {
-            None => Inputs::new(self.query, key, value),
-            Some(rope) => Inputs::new(self.query, key, key).rope(rope, value),
-        };
-        inputs.paged(self.block_table)
+        self.cache.inputs(self.query, self.query_rope).paged(self.block_table)
     }
 }
 

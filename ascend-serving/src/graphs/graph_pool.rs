@@ -141,23 +141,23 @@ impl<B> GraphPool<B> {
     }
 
     /// The buffers of a size.
-    pub(super) fn buffers(&self, size: usize) -> Option<&Arc<B>> {
+    pub(crate) fn buffers(&self, size: usize) -> Option<&Arc<B>> {
         let mut sizes = self.sizes.iter();
         Some(&sizes.find(|captured| captured.size == size)?.buffers)
     }
 
     /// Refuses a stream of another device.
-    pub(super) fn admits(&self, stream: &Stream) -> Result<()> {
+    pub(crate) fn admits(&self, stream: &Stream) -> Result<()> {
         Ok(stream.check_device("stream", &self.device)?)
     }
 
     /// The smallest captured size for `tokens` tokens; a step that no size holds is refused.
-    pub(super) fn fitting(&self, tokens: usize) -> Result<usize, Violation> {
+    pub(crate) fn fitting(&self, tokens: usize) -> Result<usize, Violation> {
         self.size_for(tokens).ok_or_else(|| self.too_large(tokens))
     }
 
     /// The refusal of a step that no size holds.
-    pub(super) fn too_large(&self, tokens: usize) -> Violation {
+    pub(crate) fn too_large(&self, tokens: usize) -> Violation {
         rules::GRAPH_SIZE
             .broken(format_args!("{tokens} tokens"), format_args!("at most {}", self.sizes().last().unwrap_or(0)))
     }
@@ -216,7 +216,7 @@ impl<B> GraphPool<B> {
     /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that
     /// [follows](Self::follow) the step before. `queued` has the number of layers, whose graphs come first, the
     /// progress that is made once all of them are queued, and how to do the step again.
-    pub(super) fn start<'a>(
+    pub(crate) fn start<'a>(
         &'a mut self,
         stream: &'a Stream,
         size: usize,
@@ -242,13 +242,18 @@ impl<B> GraphPool<B> {
         Ok(GraphStep { buffers, graphs, updates, stream, layers, lease: None })
     }
 
+    /// Drops the graphs, and all that they keep.
+    pub(crate) fn clear(&mut self) {
+        self.sizes.clear();
+    }
+
     /// Orders the next step after the step before, whose workspace and buffers it uses. If that was on another
     /// stream, the host waits for all that is queued there: replays, copies into the buffers and readers of the
     /// results, also of a step that was abandoned or never dropped.
     ///
     /// # Errors
     /// As for [`GraphPool::begin`], of the step before.
-    pub(super) fn follow(&mut self, stream: &Stream) -> Result<()> {
+    pub(crate) fn follow(&mut self, stream: &Stream) -> Result<()> {
         if let Some(last) = &self.last
             && !last.is_of(stream)
         {
@@ -324,11 +329,16 @@ impl<'a, B> GraphStep<'a, B> {
     /// # Errors
     /// As for [`Step::end`](crate::Step::end).
     pub fn end(mut self) -> Result<()> {
+        self.check_end()
+    }
+
+    /// The end of the step, for those that it is a part of.
+    pub(crate) fn check_end(&mut self) -> Result<()> {
         Ok(self.layers.end()?)
     }
 
     /// Refuses a layer that there is not, and one that was replayed.
-    pub(super) fn admits(&self, layer: usize) -> Result<()> {
+    pub(crate) fn admits(&self, layer: usize) -> Result<()> {
         let layers = self.graphs.len();
         if layer >= layers {
             return Err(no_layer(layer, layers));
@@ -337,7 +347,7 @@ impl<'a, B> GraphStep<'a, B> {
     }
 
     /// Gives no warning when the step is dropped, since the caller has got an error.
-    pub(super) fn silence(&mut self) {
+    pub(crate) fn silence(&mut self) {
         self.layers.silence();
     }
 

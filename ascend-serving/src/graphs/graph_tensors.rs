@@ -62,14 +62,14 @@ impl<T: Element> GraphTensors<T> {
 }
 
 /// A tensor of zeros of a graph: rows of padding are read as well.
-pub(super) fn zeros<T: Element>(device: &Device, shape: [usize; 3]) -> Result<Tensor<T>> {
+pub(crate) fn zeros<T: Element>(device: &Device, shape: [usize; 3]) -> Result<Tensor<T>> {
     let elements = shape.iter().fold(1usize, |product, axis| product.saturating_mul(*axis));
     Ok(Tensor::from_buffer(&device.alloc_zeroed::<T>(elements)?, shape)?)
 }
 
 /// Copies inputs of a layer, each with its name, to the first rows of the graph's tensors. An input that is these rows
 /// stays where it is.
-pub(super) fn copy_rows<'a>(
+pub(crate) fn copy_rows<'a>(
     stream: &Stream,
     copies: impl Iterator<Item = (&'static str, &'a AnyTensor, &'a AnyTensor)> + Clone,
 ) -> Result<()> {

@@ -17,6 +17,7 @@ pub use attention_graphs::AttentionGraphs;
 pub use graph_limits::GraphLimits;
 pub use graph_pool::{GraphPool, GraphStep};
 pub use graph_tensors::GraphTensors;
+pub(crate) use graph_tensors::{copy_rows, zeros};
 pub use sparse_graph_step::SparseGraphStep;
 pub use sparse_graphs::SparseGraphs;
 pub use tree_graph_step::TreeGraphStep;

@@ -1,5 +1,6 @@
 //! The shape and format of a paged cache.
 
+use ascend_attention::attention::Inputs;
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 
@@ -280,6 +281,14 @@ pub struct LayerCache<T: Element> {
 }
 
 impl<T: Element> LayerCache<T> {
+    /// The inputs of a call over the layer; queries of latents have rotary parts.
+    pub(crate) fn inputs<'a>(&'a self, query: &'a Tensor<T>, query_rope: Option<&'a Tensor<T>>) -> Inputs<'a, T> {
+        match query_rope {
+            None => Inputs::new(query, &self.key, &self.value),
+            Some(rope) => Inputs::new(query, &self.key, &self.key).rope(rope, &self.value),
+        }
+    }
+
     /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         (self.key.len() + self.value.len()) * size_of::<T>()

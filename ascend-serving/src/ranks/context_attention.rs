@@ -2,22 +2,20 @@
 
 use std::sync::Arc;
 
-use ascend_attention::attention::BlockTable;
 use ascend_attention::comm::Communicator;
-use ascend_attention::{Element, Event, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Violation};
 
 use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
-use crate::engine::{QueuedLayers, STEP_AGAIN, STEP_HEADS_FIX, StepRows};
+use crate::engine::{LayerInputs, STEP_HEADS_FIX, StepRows, names_of_keys};
 use crate::error::{Error, Result};
 use crate::kv::{
-    BlockPool, CacheEntry, CacheWrite, CopiesIn, Interleave, PagedKvCache, Sequence, StepLease, StepProgress, no_layer,
-    uncopied,
+    BlockPool, CacheEntry, CopiesIn, Interleave, PagedKvCache, Sequence, StepLease, StepProgress, no_layer, uncopied,
 };
 use crate::rules;
 
-use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
-use super::context_parallel::{ContextParallel, ContextSplit};
+use super::context_parallel::{ContextParallel, ContextSplit, Queries};
+use super::step_agreement::{SequenceNames, StepOrder};
 
 /// One rank of an attention whose contexts are divided over ranks (decode context parallelism, DCP): each rank has a
 /// part of every request's keys, and some of the query heads, and gets the attention of its own heads over all keys.
@@ -32,14 +30,27 @@ use super::context_parallel::{ContextParallel, ContextSplit};
 /// communicator are those that would have [copies](crate::TensorParallel::replicas) of the same key heads. All ranks
 /// bring the keys and values of every new token; each writes those that it holds.
 ///
-/// **Every rank makes the same steps**, with requests of the same lengths and rows, and queues the layers in order, on a
-/// thread of its own. A rank may have a pool of its own, whose sequences grow alike, or share that of another rank of
-/// the process ([`with_pool`](Self::with_pool)).
+/// **Every rank makes the same steps**: the same sequences in the same order, with the same numbers of cached and new
+/// tokens, and the layers in order, on a thread of its own. A rank may have a pool of its own, whose sequences grow
+/// alike, or share that of another rank of the process ([`with_pool`](Self::with_pool)).
 ///
-/// A refusal leaves rank and step as they were, and the other ranks waiting until the call is repeated or the rank is
-/// dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its communicator: the
-/// other ranks fail with an error of their own, on the emulation at once, on hardware after the limit of HCCL, and
-/// every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)).
+/// The first layer of a step compares what the ranks bring, before it writes or computes anything: lengths, order of
+/// the sequences, runs, layers, heads, element type and scale. Where a rank has another batch, has left out a step or
+/// makes one twice, all ranks refuse the layer with the first difference and the ranks that have it
+/// ([`RANKS_BATCH`](crate::rules::RANKS_BATCH)), and nothing has changed: the wrong ones begin the step again, the
+/// others repeat the layer. A sequence goes by the step and request that had it first, so that two new ones of equal
+/// lengths may change places unseen. That costs an exchange of 8 bytes of each rank in each step, for which the host
+/// waits until the stream has come to the step; [`trust_steps`](Self::trust_steps) leaves it out.
+///
+/// Any other refusal leaves rank and step as they were, and the other ranks waiting until the call is repeated or the
+/// rank is dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its
+/// communicator: the other ranks fail with an error of their own, on the emulation at once, on hardware after the limit
+/// of HCCL, and every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)).
+///
+/// Over a cache of latents ([`CacheShape::latent`](crate::kv::CacheShape::latent)) a layer has
+/// [absorbed](crate::LatentForm::Absorbed) queries, whose rotary parts are gathered too, and its output is
+/// `[tokens, N, 512]`, which the caller projects. Steps add one token a request there, and need CANN 8.5: before, the
+/// operator gives no log-sum-exps of latents.
 ///
 /// It needs ScatterPaKvCache, AttentionUpdate and HCCL: Atlas A2, A3 or Ascend 950, a release after CANN 8.1.
 ///
@@ -79,15 +90,19 @@ use super::context_parallel::{ContextParallel, ContextSplit};
 #[derive(Debug)]
 pub struct ContextAttention<T: Element> {
     /// `None` once the rank has left.
-    communicator: Option<Communicator>,
-    rank: usize,
-    shape: AttentionShape,
-    cache: PagedKvCache<T>,
+    pub(super) communicator: Option<Communicator>,
+    pub(super) rank: usize,
+    pub(super) shape: AttentionShape,
+    pub(super) cache: PagedKvCache<T>,
     division: ContextParallel,
     /// The pool of the sequences, an entry of which means a block of each rank's cache.
     pool: BlockPool,
     /// What this rank has computed of the sequences.
     entry: Arc<CacheEntry>,
+    /// What the ranks call the sequences.
+    pub(super) names: SequenceNames,
+    /// Whether steps begin without a comparison of the ranks.
+    trusts: bool,
 }
 
 impl<T: Element> ContextAttention<T> {
@@ -97,8 +112,7 @@ impl<T: Element> ContextAttention<T> {
     /// # Errors
     /// [`RANKS_PARTS`](crate::rules::RANKS_PARTS), [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) as for
     /// [`ContextParallel::new`]; [`RANKS_DEVICE`](crate::rules::RANKS_DEVICE) for a cache on another device than the
-    /// communicator's; [`BACKEND_QUANTISED`](crate::rules::BACKEND_QUANTISED) for a quantised cache,
-    /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for one of latents;
+    /// communicator's; [`BACKEND_QUANTISED`](crate::rules::BACKEND_QUANTISED) for a quantised cache;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for heads that are not those of the cache, as for
     /// [`AttentionShape::check`]; [`POOL_SIZE`](crate::rules::POOL_SIZE) for more tokens than slots are counted.
     pub fn new(communicator: Communicator, shape: AttentionShape, cache: PagedKvCache<T>, run: usize) -> Result<Self> {
@@ -108,15 +122,6 @@ impl<T: Element> ContextAttention<T> {
                 "a quantised cache for divided contexts",
                 format_args!("a cache of {}", T::DTYPE),
                 "make the cache by `PagedKvCache::new`",
-            )
-            .into());
-        }
-        if cache.shape().is_latent() {
-            return Err(Violation::new(
-                &rules::BACKEND_LATENT,
-                "a cache of latents for divided contexts",
-                "a cache of keys and values",
-                "keep the whole contexts of latent attention on each rank, which has some of the heads",
             )
             .into());
         }
@@ -134,7 +139,16 @@ impl<T: Element> ContextAttention<T> {
         let pool = BlockPool::new(own.blocks(), division.pool_block_size(), own.pad_policy())?;
         let rank = communicator.rank();
         let entry = CacheEntry::new(&pool);
-        Ok(Self { communicator: Some(communicator), rank, shape, cache, division, pool, entry })
+        let names = SequenceNames::default();
+        Ok(Self { communicator: Some(communicator), rank, shape, cache, division, pool, entry, names, trusts: false })
+    }
+
+    /// Leaves out the comparison of steps, for an engine which makes sure that the ranks' steps are equal by itself:
+    /// where they are not, hardware computes wrong numbers or waits for half an hour. It saves an exchange of 8 bytes
+    /// of each rank, and one wait for the stream, in each step. Either all ranks do this or none.
+    pub fn trust_steps(mut self) -> Self {
+        self.trusts = true;
+        self
     }
 
     /// Replaces the pool of the sequences by that of another rank of this process: one sequence serves both. Fork
@@ -147,6 +161,7 @@ impl<T: Element> ContextAttention<T> {
         self.pool.check_replaced(pool)?;
         self.entry = CacheEntry::new(pool);
         self.pool = pool.clone();
+        self.names.forget();
         Ok(self)
     }
 
@@ -187,10 +202,16 @@ impl<T: Element> ContextAttention<T> {
     /// their log-sum-exps. It receives as many.
     pub fn sent_bytes(&self, tokens: usize) -> u64 {
         let AttentionShape { heads, head_dim, .. } = self.shape;
-        let elements = head_dim as u64 + self.cache.shape().value_dim as u64;
+        let elements = head_dim as u64 + self.output_dim() as u64;
         let bytes = elements * size_of::<T>() as u64 + size_of::<f32>() as u64;
         let others = self.division.share().ranks() as u64 - 1;
         [tokens as u64, heads as u64, bytes].into_iter().fold(others, u64::saturating_mul)
+    }
+
+    /// Elements of a head of the output.
+    pub(super) fn output_dim(&self) -> usize {
+        let cache = self.cache.shape();
+        if cache.is_latent() { cache.key_dim } else { cache.value_dim }
     }
 
     /// How contexts are divided over the ranks.
@@ -250,25 +271,31 @@ impl<T: Element> ContextAttention<T> {
         )
     }
 
-    /// Begins a step of these requests on a stream, of the same ones on every rank: copies the block table to the
-    /// device. Blocks given back from now on are handed out again when the stream has passed the end of the step.
-    ///
-    /// # Errors
-    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
-    /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool;
-    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside of the cache;
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
-    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) and
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) by what this rank has computed of a sequence; as for
-    /// [`ContextParallel::split`].
-    pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
+    /// Checks a step of these requests and begins it, with as many rows as the ranks have to agree in.
+    pub(super) fn prepare<'a>(
+        &mut self,
+        stream: &'a Stream,
+        requests: &[BatchRequest<'_>],
+        rows: usize,
+    ) -> Result<PreparedStep<'a>> {
         self.joined()?;
         self.cache.admits(stream)?;
         for sequence in requests.iter().filter_map(|request| request.sequence) {
             self.holds(sequence)?;
         }
         let split = self.division.divide(requests, self.cache.pool().pad_policy())?;
+        if self.cache.shape().is_latent()
+            && let Some(index) = requests.iter().position(|request| request.new != 1)
+        {
+            return Err(Violation::new(
+                &rules::BACKEND_LATENT,
+                format_args!("{} new tokens of request {index} over a cache of latents", requests[index].new),
+                "1 a request",
+                "compute prompts on each rank for its own heads, write the latents that it holds by `cache_mut`, and \
+                 say so by `mark_computed`",
+            )
+            .into());
+        }
         // Blocks that go back from here on wait for the step.
         let lease = self.pool.begin_step(stream);
         let tokens = requests.iter().enumerate();
@@ -280,24 +307,79 @@ impl<T: Element> ContextAttention<T> {
         if let Some(block) = self.pool.first_uncopied(blocks(), CopiesIn::Cache(&self.entry)) {
             return Err(uncopied(format_args!("block {block} of the step")).into());
         }
-        let own = split.ranks().get(self.rank).ok_or_else(|| no_rank(self.rank, split.ranks().len()))?;
-        let block_table = self.cache.block_table(stream, own.table())?;
-        let layers = QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN);
-        Ok(ContextStep {
-            attention: self,
-            stream,
-            split,
-            block_table,
-            write: None,
-            exchange: None,
-            next: 0,
-            marks: None,
-            layers,
-            _lease: lease,
-        })
+        let compared = !self.trusts && self.division.share().ranks() > 1;
+        let settings = (self.shape, self.cache.shape(), T::DTYPE);
+        let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests, rows));
+        Ok(PreparedStep { split, order: StepOrder::new(terms), progress, lease })
     }
 
-    fn joined(&self) -> Result<(), Violation> {
+    /// Refuses a layer out of order, or inputs of other shapes and kinds; returns the queries.
+    pub(super) fn check_layer<'i>(
+        &self,
+        stream: &Stream,
+        (layer, order): (usize, &StepOrder),
+        tokens: usize,
+        inputs: &LayerInputs<'i, T>,
+    ) -> Result<Queries<'i, T>> {
+        self.joined()?;
+        let cache = self.cache.shape();
+        if layer >= cache.layers {
+            return Err(no_layer(layer, cache.layers));
+        }
+        order.check(layer)?;
+        if inputs.mask.is_some() || inputs.learnable_sink.is_some() {
+            return Err(Error::invalid("inputs", "a mask or sinks", "neither: a token sees every key before it")
+                .fix("compute layers with masks or sinks of their own on each rank, by `Attention`"));
+        }
+        let rope = inputs.absorbed_rope(layer, cache.is_latent(), &rules::BACKEND_LATENT)?;
+        let rows =
+            StepRows { actual: tokens, padded: tokens, padding: true, fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX] };
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let query_dim = if rope.is_some() { cache.key_dim } else { head_dim };
+        let [key, value] = names_of_keys(rope.is_some());
+        let tensors = [
+            Some(("query", inputs.query, heads, query_dim)),
+            Some((key, inputs.key, kv_heads, cache.key_dim)),
+            Some((value, inputs.value, kv_heads, cache.value_dim)),
+            rope.map(|rope| ("query_rope", rope, heads, cache.value_dim)),
+        ];
+        for (name, tensor, heads, dim) in tensors.into_iter().flatten() {
+            tensor.check_device(name, stream.device())?;
+            rows.check(name, tensor, Some(layer), heads, Some(dim))?;
+        }
+        Ok(Queries { query: inputs.query, rope })
+    }
+
+    /// Compares a step with those of the other ranks, unless they trust each other or have agreed in it.
+    pub(super) fn agree(&mut self, stream: &Stream, order: &mut StepOrder) -> Result<()> {
+        let Some(terms) = &order.terms else {
+            return Ok(());
+        };
+        let communicator = self.communicator.as_mut();
+        let communicator = communicator.ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
+        let mut exchanged = false;
+        match terms.difference(communicator, stream, &mut exchanged) {
+            Ok(None) => {
+                self.names.agreed(terms);
+                order.begin();
+                Ok(())
+            }
+            Ok(Some(difference)) => Err(difference.into()),
+            Err(error) => {
+                if exchanged {
+                    self.leave();
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// What this rank has computed of the sequences.
+    pub(super) fn entry(&self) -> &Arc<CacheEntry> {
+        &self.entry
+    }
+
+    pub(super) fn joined(&self) -> Result<(), Violation> {
         match self.communicator {
             Some(_) => Ok(()),
             None => Err(rules::RANKS_LEFT
@@ -306,193 +388,22 @@ impl<T: Element> ContextAttention<T> {
     }
 
     /// Leaves the communicator, so that the other ranks do not wait for calls that do not come.
-    fn leave(&mut self) {
+    pub(super) fn leave(&mut self) {
         if self.division.share().ranks() > 1 {
             self.communicator = None;
         }
     }
 }
 
+/// A step that was checked and begun.
+pub(super) struct PreparedStep<'a> {
+    pub(super) split: ContextSplit,
+    pub(super) order: StepOrder,
+    pub(super) progress: StepProgress,
+    pub(super) lease: StepLease<'a, Stream>,
+}
+
 #[cold]
-fn no_rank(rank: usize, ranks: usize) -> Error {
+pub(super) fn no_rank(rank: usize, ranks: usize) -> Error {
     Error::invalid("rank", rank, format_args!("below {ranks}")).fix("divide the contexts over the communicator's ranks")
-}
-
-/// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by
-/// [`ContextStep::end`] or by dropping it. Where some of its layers are missing then, the rank leaves its communicator,
-/// unless none was queued.
-#[derive(Debug)]
-pub struct ContextStep<'a, T: Element> {
-    attention: &'a mut ContextAttention<T>,
-    stream: &'a Stream,
-    split: ContextSplit,
-    block_table: BlockTable,
-    /// The write that the first layer has prepared for all layers.
-    write: Option<CacheWrite>,
-    /// The calls that the first layer has prepared for all layers, and their tensors.
-    exchange: Option<ContextExchange<T>>,
-    /// The layer that comes next.
-    next: usize,
-    /// Marks of the time, if they are asked for.
-    marks: Option<Vec<(ContextPart, Event)>>,
-    layers: QueuedLayers,
-    _lease: StepLease<'a, Stream>,
-}
-
-impl<T: Element> ContextStep<'_, T> {
-    /// How the step is divided.
-    pub fn split(&self) -> &ContextSplit {
-        &self.split
-    }
-
-    /// Marks the time on the stream in front of each layer that is queued from now on, and behind each part of it.
-    pub fn mark_parts(&mut self) {
-        self.marks.get_or_insert_default();
-    }
-
-    /// The marks so far, in order: the time of a part is that [since](Event::elapsed_since) the mark before it. None
-    /// unless [asked for](Self::mark_parts).
-    pub fn marks(&self) -> &[(ContextPart, Event)] {
-        self.marks.as_deref().unwrap_or_default()
-    }
-
-    /// Queues one layer: writes the keys and values that the rank holds, then attends. Query `[tokens, N, D]` of the
-    /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank; the attention of the rank's heads over
-    /// all keys, `[tokens, N, D]`. Returns at once, but on hardware the first layer of a communicator waits for the
-    /// other ranks. The first layer plans for all.
-    ///
-    /// # Errors
-    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
-    /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes,
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device,
-    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) and [`RANKS_ORDER`](crate::rules::RANKS_ORDER) for
-    /// another layer than the next, [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
-    /// as for [`CacheWrite::plan`], and as for planning the calls and the merge: nothing was exchanged then, and the
-    /// layer can be repeated. [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
-    pub fn forward(&mut self, layer: usize, inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<Tensor<T>> {
-        let shape = inputs.0.shape().to_vec();
-        let outcome = self.check(layer, inputs).and_then(|()| Ok(Tensor::empty(self.stream.device(), &shape)?));
-        let mut output = self.layers.note_refusal(outcome)?;
-        self.queue(layer, inputs, &mut output)?;
-        Ok(output)
-    }
-
-    /// As [`forward`](Self::forward), with an output tensor of the caller.
-    ///
-    /// # Errors
-    /// As for [`forward`](Self::forward); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape
-    /// than the query's.
-    pub fn forward_into(
-        &mut self,
-        layer: usize,
-        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let outcome = self.check(layer, inputs).and_then(|()| {
-            output.check_device("output", self.stream.device())?;
-            match output.shape() == inputs.0.shape() && output.is_contiguous() {
-                true => Ok(()),
-                false => Err(Error::not_as_planned("output", output.desc(), format!("{:?}", inputs.0.shape()))),
-            }
-        });
-        self.layers.note_refusal(outcome)?;
-        self.queue(layer, inputs, output)
-    }
-
-    /// Refuses a layer out of order, or tensors of other shapes.
-    fn check(&self, layer: usize, (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>)) -> Result<()> {
-        self.attention.joined()?;
-        self.layers.check_not_repeated(layer)?;
-        let count = self.attention.cache.shape().layers;
-        if layer >= count {
-            return Err(no_layer(layer, count));
-        }
-        if layer != self.next {
-            return Err(rules::RANKS_ORDER
-                .broken(format_args!("layer {layer} of a step"), format_args!("layer {}, the next one", self.next))
-                .into());
-        }
-        let tokens = self.split.tokens();
-        let rows =
-            StepRows { actual: tokens, padded: tokens, padding: true, fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX] };
-        let AttentionShape { heads, kv_heads, head_dim, .. } = self.attention.shape;
-        let value_dim = self.attention.cache.shape().value_dim;
-        for (name, tensor, heads, dim) in
-            [("query", query, heads, head_dim), ("key", key, kv_heads, head_dim), ("value", value, kv_heads, value_dim)]
-        {
-            tensor.check_device(name, self.stream.device())?;
-            rows.check(name, tensor, Some(layer), heads, Some(dim))?;
-        }
-        Ok(())
-    }
-
-    /// Queues a layer that was checked.
-    fn queue(
-        &mut self,
-        layer: usize,
-        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let mut exchanges = false;
-        let outcome = self.queue_layer(layer, inputs, output, &mut exchanges);
-        if outcome.is_err() && exchanges {
-            self.attention.leave();
-        }
-        self.next += usize::from(outcome.is_ok());
-        self.layers.note_outcome(layer, outcome)
-    }
-
-    fn queue_layer(
-        &mut self,
-        layer: usize,
-        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
-        output: &mut Tensor<T>,
-        exchanges: &mut bool,
-    ) -> Result<()> {
-        let Self { attention, stream, split, block_table, write, exchange, layers, marks, .. } = self;
-        let ContextAttention { communicator, cache, shape, rank, .. } = &mut **attention;
-        let communicator =
-            communicator.as_mut().ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
-        let tensors = ContextLayer { query, key, value, cache: cache.layer(layer)?.clone(), block_table };
-        let exchange = match exchange {
-            Some(exchange) => exchange,
-            None => exchange.insert(ContextExchange::plan(stream, *shape, split, *rank, &tensors)?),
-        };
-        let write = match write {
-            Some(write) => write,
-            None => write.insert(CacheWrite::plan(cache, stream, own_slots(split, *rank), key, value)?),
-        };
-        let mut mark = |part| {
-            if let Some(marks) = marks {
-                marks.push((part, stream.record_timing_event()?));
-            }
-            Ok(())
-        };
-        mark(ContextPart::Start)?;
-        layers.begin_write();
-        cache.write(stream, write, layer, key, value)?;
-        mark(ContextPart::Write)?;
-        *exchanges = true;
-        exchange.launch(communicator, stream, &tensors, output, &mut mark)
-    }
-
-    /// Ends the step, and checks that all its layers were queued.
-    ///
-    /// # Errors
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
-    pub fn end(mut self) -> Result<()> {
-        Ok(self.layers.end()?)
-    }
-}
-
-impl<T: Element> Drop for ContextStep<'_, T> {
-    fn drop(&mut self) {
-        if self.next > 0 && !self.layers.is_complete() {
-            self.attention.leave();
-        }
-    }
-}
-
-fn own_slots(split: &ContextSplit, rank: usize) -> &[i32] {
-    split.ranks().get(rank).map_or(&[], |rank| rank.slots())
 }

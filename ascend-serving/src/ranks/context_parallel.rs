@@ -1,7 +1,8 @@
 //! Which rank holds which key of a step, and what each rank computes of it.
 
-use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
-use ascend_attention::merge::{MergeState, Part, PartsOfRows, RowMergePlan};
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, FusedInferAttention, Inputs, PerRequest};
+use ascend_attention::graph::Capturing;
+use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
 use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Queue, Stream, Tensor, Violation};
@@ -56,6 +57,13 @@ pub struct RankStep {
     /// Tokens in a block of the rank's cache.
     block_size: usize,
     single: bool,
+}
+
+/// The queries of a layer; over latents with their rotary parts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queries<'a, T: Element> {
+    pub(super) query: &'a Tensor<T>,
+    pub(super) rope: Option<&'a Tensor<T>>,
 }
 
 /// The call of new tokens among themselves.
@@ -263,11 +271,6 @@ impl ContextSplit {
     pub(super) fn new_tokens(&self) -> Option<&NewTokens> {
         self.new.as_ref()
     }
-
-    /// Prepares the merge of the ranks' results in order, and behind them that of the new tokens, if there is one.
-    pub(super) fn merge<T: Element>(&self, parts: &[Part<'_, T>]) -> Result<RowMergePlan> {
-        Ok(MergeState::new(Layout::Tnd).rows(&self.rows).plan(parts)?)
-    }
 }
 
 impl RankStep {
@@ -298,20 +301,26 @@ impl RankStep {
     pub(super) fn plan<T: Element>(
         &self,
         shape: AttentionShape,
-        query: &Tensor<T>,
+        queries: Queries<'_, T>,
         cache: &LayerCache<T>,
         block_table: &BlockTable,
     ) -> Result<Option<RankPlan>> {
         if self.kv_lengths.lengths().iter().all(|len| *len == 0) {
             return Ok(None);
         }
-        let call = |layout| shape.call(layout).mask(Mask::none()).softmax_lse(true);
+        let call = |layout| over_keys(shape, layout);
         let (q, kv) = (&self.q_ends, &self.kv_lengths);
-        let (query, lengths, call) = match self.single {
-            true => (single_rows(query)?, CallLengths::Batched { q: None, kv }, call(Layout::Bnsd)),
-            false => (query.clone(), CallLengths::PackedPaged { q, kv }, call(Layout::Tnd)),
+        let call = match self.single {
+            true => {
+                let single = SingleQueries::of(queries)?;
+                let lengths = CallLengths::Batched { q: None, kv };
+                lengths.apply(call(Layout::Bnsd)).plan(paged(single.queries(), cache, block_table))?
+            }
+            false => {
+                let lengths = CallLengths::PackedPaged { q, kv };
+                lengths.apply(call(Layout::Tnd)).plan(paged(queries, cache, block_table))?
+            }
         };
-        let call = lengths.apply(call).plan(paged(&query, cache, block_table))?;
         Ok(Some(RankPlan { call, single: self.single }))
     }
 }
@@ -333,8 +342,41 @@ impl NewTokens {
     }
 }
 
-fn paged<'a, T: Element>(query: &'a Tensor<T>, cache: &'a LayerCache<T>, block_table: &'a BlockTable) -> Inputs<'a, T> {
-    Inputs::new(query, &cache.key, &cache.value).paged(block_table)
+/// The call of single rows over a rank's keys, with the heads of all ranks, recorded into a graph: the call of
+/// [`RankStep::plan`], of lengths up to the longest.
+pub(super) fn record_single_rows<T: Element>(
+    capture: &Capturing<'_>,
+    shape: AttentionShape,
+    longest: CallLengths<'_>,
+    (queries, cache, block_table): (Queries<'_, T>, &LayerCache<T>, &BlockTable),
+    output: &Output<T>,
+) -> Result<()> {
+    let single = SingleQueries::of(queries)?;
+    let inputs = paged(single.queries(), cache, block_table);
+    let call = capture.attention(&over_keys(shape, Layout::Bnsd), longest, inputs)?;
+    Ok(capture.launch_into(call, inputs, &mut single_output(output)?)?)
+}
+
+/// The call over a rank's keys, in sparse mode 0 without a mask, with log-sum-exps.
+fn over_keys(shape: AttentionShape, layout: Layout) -> FusedInferAttention {
+    shape.call(layout).mask(Mask::none()).softmax_lse(true)
+}
+
+fn paged<'a, T: Element>(queries: Queries<'a, T>, cache: &'a LayerCache<T>, table: &'a BlockTable) -> Inputs<'a, T> {
+    cache.inputs(queries.query, queries.rope).paged(table)
+}
+
+/// Queries of single rows, in the shapes of [`single_rows`].
+struct SingleQueries<T: Element>(Tensor<T>, Option<Tensor<T>>);
+
+impl<T: Element> SingleQueries<T> {
+    fn of(queries: Queries<'_, T>) -> Result<Self> {
+        Ok(Self(single_rows(queries.query)?, queries.rope.map(single_rows).transpose()?))
+    }
+
+    fn queries(&self) -> Queries<'_, T> {
+        Queries { query: &self.0, rope: self.1.as_ref() }
+    }
 }
 
 /// Single rows, `[B, N, D]`, as `[B, N, 1, D]`: the same elements in the same order.
@@ -343,21 +385,25 @@ fn single_rows<T: Element>(tensor: &Tensor<T>) -> Result<Tensor<T>> {
     Ok(tensor.reshape([rows, heads, 1, dim])?)
 }
 
+/// Results of single rows in the shapes of [`single_rows`].
+fn single_output<T: Element>(output: &Output<T>) -> Result<Output<T>> {
+    let softmax_lse = output.softmax_lse.as_ref().map(single_rows).transpose()?;
+    Ok(Output { attention: single_rows(&output.attention)?, softmax_lse })
+}
+
 impl RankPlan {
     /// Queues the call: attention `[tokens, N, D]` and log-sum-exps `[tokens, N, 1]` over the rank's keys. Rows without
     /// keys mean nothing.
     pub(super) fn launch_into<T: Element>(
         &self,
         queue: &impl Queue,
-        (query, cache, block_table): (&Tensor<T>, &LayerCache<T>, &BlockTable),
+        (queries, cache, block_table): (Queries<'_, T>, &LayerCache<T>, &BlockTable),
         output: &mut Output<T>,
     ) -> Result<()> {
         if !self.single {
-            return Ok(self.call.launch_into(queue, paged(query, cache, block_table), output)?);
+            return Ok(self.call.launch_into(queue, paged(queries, cache, block_table), output)?);
         }
-        let query = single_rows(query)?;
-        let lse = output.softmax_lse.as_ref().map(single_rows).transpose()?;
-        let mut single = Output { attention: single_rows(&output.attention)?, softmax_lse: lse };
-        Ok(self.call.launch_into(queue, paged(&query, cache, block_table), &mut single)?)
+        let single = SingleQueries::of(queries)?;
+        Ok(self.call.launch_into(queue, paged(single.queries(), cache, block_table), &mut single_output(output)?)?)
     }
 }

@@ -13,7 +13,9 @@ use crate::error::{Error, Result};
 pub(super) struct RowOrder {
     /// The place of each row, and the call that writes rows there; `None` where the order stays as it is.
     moves: Option<(SlotMapping, ScatterPlan)>,
-    rows: usize,
+    sizes: [usize; 2],
+    /// The rows that are written, and those of the tensor that they are written to.
+    rows: [usize; 2],
 }
 
 /// The rows of attention `[.., D]` with the two halves of their log-sum-exps, in the shapes that one call moves.
@@ -30,37 +32,48 @@ impl RowOrder {
         from: &Tensor<T>,
         to: &Tensor<T>,
     ) -> Result<Self> {
-        Self::plan(stream, sizes, |slots, rows| {
-            Ok(ScatterPaKvCache::new().plan((&as_rows(from, rows)?, slots, &as_block(to, rows)?))?)
+        Self::plan(stream, sizes, false, |slots, [rows, places]| {
+            Ok(ScatterPaKvCache::new().plan((&as_rows(from, rows)?, slots, &as_block(to, places)?))?)
         })
     }
 
-    /// Prepares moves of attention together with its log-sum-exps.
+    /// Prepares moves of attention together with its log-sum-exps, where `twice` to a tensor of twice the rows, by
+    /// which [`keep`](Self::keep) keeps some from the first half.
     pub(super) fn of_outputs<T: Element>(
         stream: &Stream,
         sizes: [usize; 2],
         from: &Output<T>,
-        to: &Output<T>,
+        (to, twice): (&Output<T>, bool),
     ) -> Result<Self> {
-        Self::plan(stream, sizes, |slots, rows| {
-            let (from, to) = (Rows::of(from, rows, as_rows)?, Rows::of(to, rows, as_block)?);
+        Self::plan(stream, sizes, twice, |slots, [rows, places]| {
+            let (from, to) = (Rows::of(from, rows, as_rows)?, Rows::of(to, places, as_block)?);
             Ok(ScatterPaKvCache::new().plan((&from.attention, &from.lse, slots, &to.attention, &to.lse))?)
         })
     }
 
     fn plan(
         stream: &Stream,
-        [outer, inner]: [usize; 2],
-        plan: impl FnOnce(&SlotMapping, usize) -> Result<ScatterPlan>,
+        sizes: [usize; 2],
+        twice: bool,
+        plan: impl FnOnce(&SlotMapping, [usize; 2]) -> Result<ScatterPlan>,
     ) -> Result<Self> {
-        let rows = outer * inner;
-        if outer == 1 || inner == 1 {
-            return Ok(Self { moves: None, rows });
+        let [outer, inner] = sizes;
+        let rows = [outer * inner, outer * inner * if twice { 2 } else { 1 }];
+        if !twice && (outer == 1 || inner == 1) {
+            return Ok(Self { moves: None, sizes, rows });
         }
-        let places = (0..outer).flat_map(|one| (0..inner).map(move |other| (other * outer + one) as i64));
-        let slots = SlotMapping::new(stream, &places.collect::<Vec<i64>>(), rows)?;
+        let slots = SlotMapping::new(stream, &places(sizes, |_| false), rows[1])?;
         let plan = plan(&slots, rows)?;
-        Ok(Self { moves: Some((slots, plan)), rows })
+        Ok(Self { moves: Some((slots, plan)), sizes, rows })
+    }
+
+    /// Moves the rows of which this is said, by the first axis and its size, to the second half from now on, and the
+    /// others to their places.
+    pub(super) fn keep(&self, stream: &Stream, kept: impl Fn(usize, usize) -> bool) -> Result<()> {
+        let Some((slots, _)) = &self.moves else {
+            return Ok(());
+        };
+        Ok(slots.overwrite(stream, &places(self.sizes, |row| kept(row, self.sizes[0])))?)
     }
 
     /// Whether the order stays as it is, so that nothing has to be moved.
@@ -81,7 +94,7 @@ impl RowOrder {
         let Some((slots, plan)) = &self.moves else {
             return Ok(());
         };
-        let (from, to) = (as_rows(from, self.rows)?, as_block(to, self.rows)?);
+        let (from, to) = (as_rows(from, self.rows[0])?, as_block(to, self.rows[1])?);
         Ok(plan.launch(queue, (&from, slots, &to))?)
     }
 
@@ -90,9 +103,18 @@ impl RowOrder {
         let Some((slots, plan)) = &self.moves else {
             return Ok(());
         };
-        let (from, to) = (Rows::of(from, self.rows, as_rows)?, Rows::of(to, self.rows, as_block)?);
+        let (from, to) = (Rows::of(from, self.rows[0], as_rows)?, Rows::of(to, self.rows[1], as_block)?);
         Ok(plan.launch(queue, (&from.attention, &from.lse, slots, &to.attention, &to.lse))?)
     }
+}
+
+/// The place of each row, in order; one that is kept is behind all places.
+fn places([outer, inner]: [usize; 2], kept: impl Fn(usize) -> bool) -> Vec<i64> {
+    let of_row = |one: usize| {
+        let behind = if kept(one) { outer * inner } else { 0 };
+        (0..inner).map(move |other| (behind + other * outer + one) as i64)
+    };
+    (0..outer).flat_map(of_row).collect()
 }
 
 impl<T: Element> Rows<T> {

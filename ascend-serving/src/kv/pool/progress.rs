@@ -67,6 +67,18 @@ pub(crate) struct SequenceStamp {
     changed: u64,
 }
 
+impl SequenceStamp {
+    /// Its place in the table of its pool, which another sequence may get when it is gone.
+    pub(crate) fn place(&self) -> usize {
+        self.place
+    }
+
+    /// When it began, by which sequences in one place are told apart.
+    pub(crate) fn began(&self) -> u64 {
+        self.began
+    }
+}
+
 /// The entry of a sequence in the table of its pool, freed on drop.
 pub(in crate::kv) struct SequenceEntry {
     pool: BlockPool,

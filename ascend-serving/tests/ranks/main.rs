@@ -18,6 +18,13 @@ use ascend_testing::harness::ranks::{MOST_RANKS, as_ranks, device_of_rank};
 use ascend_testing::harness::reference::{Half, Logical, row};
 use proptest::prelude::*;
 
+mod differing;
+mod graphs;
+mod latents;
+mod ring;
+
+use differing::Wrong;
+
 const DIM: usize = 64;
 const BLOCK_SIZE: usize = 128;
 const LAYERS: usize = 2;
@@ -32,6 +39,10 @@ struct Case {
     kv_heads: usize,
     group: usize,
     seed: u64,
+    /// What one rank brings first in a step, until it is refused.
+    wrong: Option<Wrong>,
+    /// Whether steps of one token a request are replayed from graphs of 1 and of 4 requests.
+    graphs: bool,
 }
 
 impl Case {
@@ -68,7 +79,8 @@ fn schedule<T: Half>(rank: Communicator, case: &Case) -> Result<(), String> {
     let stream = rank.device().stream().unwrap();
     let mut attention = attention::<T>(rank, case);
     let mut sequences: Vec<Sequence> = (0..case.requests()).map(|_| attention.sequence()).collect();
-    for step in &case.steps {
+    let mut graphs = None;
+    for (at, step) in case.steps.iter().enumerate() {
         let new: Vec<(usize, usize)> = step.iter().copied().enumerate().filter(|(_, new)| *new > 0).collect();
         if new.is_empty() {
             continue;
@@ -91,13 +103,36 @@ fn schedule<T: Half>(rank: Communicator, case: &Case) -> Result<(), String> {
             })
         };
         let inputs: Vec<_> = (0..LAYERS).map(tensors).collect();
-        let mut step = attention.begin(&stream, &requests).unwrap();
-        let outputs: Vec<Tensor<T>> = (inputs.iter().enumerate())
-            .map(|(layer, [query, key, value])| step.forward(layer, (query, key, value)).unwrap())
-            .collect();
-        step.end().unwrap();
+        if let Some(wrong) = case.wrong.as_ref().filter(|wrong| wrong.rank == rank && wrong.step == at) {
+            wrong.refused(&mut attention, &stream, &requests, &inputs[0]);
+        }
+        let wrong = case.wrong.as_ref().filter(|wrong| wrong.rank != rank && wrong.step == at);
+        let outputs: Vec<Vec<T>> = if case.graphs && at > 0 && new.iter().all(|(_, new)| *new == 1) {
+            let keys = (0..case.requests()).map(|request| case.tokens(request)).max().unwrap();
+            let graphs = graphs.get_or_insert_with(|| attention.capture(&stream, [4, 1], keys).unwrap());
+            let mut step = graphs.begin(&mut attention, &stream, &requests).unwrap();
+            if let (Some(wrong), [query, key, value]) = (wrong, &inputs[0]) {
+                wrong.names(step.forward(0, (query, key, value)).unwrap_err());
+            }
+            let outputs = (inputs.iter().enumerate())
+                .map(|(layer, [query, key, value])| {
+                    step.forward(layer, (query, key, value)).unwrap().download(&stream).unwrap()
+                })
+                .collect();
+            step.end().unwrap();
+            outputs
+        } else {
+            let mut step = attention.begin(&stream, &requests).unwrap();
+            if let (Some(wrong), [query, key, value]) = (wrong, &inputs[0]) {
+                wrong.names(step.forward(0, (query, key, value)).unwrap_err());
+            }
+            let outputs: Vec<Tensor<T>> = (inputs.iter().enumerate())
+                .map(|(layer, [query, key, value])| step.forward(layer, (query, key, value)).unwrap())
+                .collect();
+            step.end().unwrap();
+            outputs.iter().map(|output| output.download(&stream).unwrap()).collect()
+        };
         for (layer, output) in outputs.iter().enumerate() {
-            let output = output.download(&stream).unwrap();
             let mut token = 0;
             for (request, new) in &new {
                 let [query, key, value] = [0, 1, 2].map(|what| case.rows::<T>(*request, layer, rank, what).exact());
@@ -135,7 +170,7 @@ fn case(new: impl Strategy<Value = usize> + Clone) -> impl Strategy<Value = Case
         |(ranks, run, prompts, mut steps, kv_heads, group, seed)| {
             steps.iter_mut().for_each(|step| step.truncate(prompts.len()));
             steps.insert(0, prompts);
-            Case { ranks, run, steps, kv_heads, group, seed: seed.into() }
+            Case { ranks, run, steps, kv_heads, group, seed: seed.into(), wrong: None, graphs: false }
         },
     )
 }
@@ -167,7 +202,7 @@ fn ranks_without_keys_take_part() {
         return;
     }
     for (ranks, run) in [(4, 128), (8, 16), (3, 1)] {
-        let case = |steps| Case { ranks, run, steps, kv_heads: 1, group: 2, seed: 9 };
+        let case = |steps| Case { ranks, run, steps, kv_heads: 1, group: 2, seed: 9, wrong: None, graphs: false };
         check::<f16>(&case(vec![vec![1], vec![1], vec![1]])).unwrap();
         check::<f16>(&case(vec![vec![2, 129, 256], vec![1, 1, 1], vec![1, 0, 1]])).unwrap();
         check::<bf16>(&case(vec![vec![65, 0, 300], vec![3, 9, 1]])).unwrap();
@@ -180,7 +215,16 @@ fn ranks_compute_what_one_device_computes() {
     if harness::not_on_npu("it needs a device for each rank") {
         return;
     }
-    let case = Case { ranks: 2, run: 16, steps: vec![vec![300, 17], vec![1, 1]], kv_heads: 1, group: 4, seed: 3 };
+    let case = Case {
+        ranks: 2,
+        run: 16,
+        steps: vec![vec![300, 17], vec![1, 1]],
+        kv_heads: 1,
+        group: 4,
+        seed: 3,
+        wrong: None,
+        graphs: false,
+    };
     as_ranks(case.ranks, |rank| {
         let (stream, number) = (rank.device().stream().unwrap(), rank.rank());
         let mut divided = attention::<bf16>(rank, &case);
@@ -228,7 +272,7 @@ fn ones(stream: &Stream, tokens: usize, heads: usize) -> Tensor<bf16> {
 }
 
 fn simple(ranks: usize) -> Case {
-    Case { ranks, run: 16, steps: vec![vec![40], vec![1]], kv_heads: 1, group: 2, seed: 1 }
+    Case { ranks, run: 16, steps: vec![vec![40], vec![1]], kv_heads: 1, group: 2, seed: 1, wrong: None, graphs: false }
 }
 
 /// The layers of a step over ones.
@@ -334,7 +378,7 @@ fn what_cannot_be_is_refused_and_the_step_goes_on() {
     assert!(refused(cache(0, 128), 0).breaks(&rules::RANKS_INTERLEAVE));
     assert!(refused(cache(0, 128), 48).breaks(&rules::RANKS_INTERLEAVE));
     let latents = PagedKvCache::new(&device_of_rank(0), 4, 128, CacheShape::latent(1), PAD).unwrap();
-    assert!(refused(latents, 16).breaks(&rules::BACKEND_LATENT));
+    assert!(refused(latents, 16).breaks(&rules::ARGUMENT_VALUE));
     let shape = CacheShape::new(1, 1, DIM);
     let quantised = PagedKvCache::quantised_by_token(&device_of_rank(0), 4, 128, shape, PAD).unwrap();
     assert!(refused(quantised, 16).breaks(&rules::BACKEND_QUANTISED));

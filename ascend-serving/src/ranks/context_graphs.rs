@@ -1,0 +1,296 @@
+//! Decode steps over divided contexts, replayed from graphs that hold the exchanges of the ranks.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_attention::attention::{BlockTable, PerRequest};
+use ascend_attention::graph::{Capturing, Update};
+use ascend_attention::scatter::{ScatterPlan, SlotMapping};
+use ascend_attention::{Element, Stream, Tensor, Violation};
+
+use crate::batch::BatchRequest;
+use crate::engine::{LayerInputs, STEP_AGAIN, names_of_keys};
+use crate::error::Result;
+use crate::graphs::{GraphPool, GraphStep, copy_rows, zeros};
+use crate::kv::{CacheEntry, StepLease, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
+use crate::rules;
+
+use super::context_attention::{ContextAttention, PreparedStep, no_rank};
+use super::context_exchange::ContextExchange;
+use super::context_parallel::Queries;
+use super::step_agreement::StepOrder;
+
+/// Decode steps of one rank of a [`ContextAttention`], replayed from graphs that were captured for some numbers of
+/// requests, one graph for each layer: its write to the cache, both calls of attention and merge, and the exchanges
+/// with the other ranks between them. From [`ContextAttention::capture`].
+///
+/// **All ranks capture the same sizes, and replay alike**: a step that one rank replays every rank replays. The step is
+/// compared before its first layer, as without graphs, with the size that it is replayed in. A step without a graph,
+/// such as a prompt, may come between.
+///
+/// **Graphs keep the rank in its communicator.** Where a rank has left, its graphs go with their next step, which is
+/// refused, or when they are dropped: drop them with the rank, since the others are told then and not before.
+///
+/// A graph has the call over the rank's keys with lengths that vary, and the same merge in every step: rows for which a
+/// rank has no keys, which vary too, are kept from what it sends, and weigh nothing there.
+pub struct ContextGraphs<T: Element> {
+    graphs: GraphPool<ContextBuffers<T>>,
+    /// Most keys of a request, on all ranks together.
+    keys: usize,
+    /// The cache that the graphs write.
+    entry: Arc<CacheEntry>,
+}
+
+/// What the graphs of a size read and write.
+struct ContextBuffers<T: Element> {
+    block_table: BlockTable,
+    slots: SlotMapping,
+    write: ScatterPlan,
+    query: Tensor<T>,
+    query_rope: Option<Tensor<T>>,
+    key: Tensor<T>,
+    value: Tensor<T>,
+    output: Tensor<T>,
+    exchange: ContextExchange<T>,
+}
+
+impl<T: Element> ContextAttention<T> {
+    /// Captures decode steps of up to each of these numbers of requests, with at most `keys` keys each, those of the
+    /// step included and all ranks' together. No rank waits for another, but on hardware a collective's first call
+    /// does: make a step without a graph before.
+    ///
+    /// # Errors
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) and [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) as for
+    /// [`GraphPool::capture_layers`]; [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for 0 keys;
+    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for planning the calls
+    /// and for [`Graph::capture`](ascend_attention::Graph::capture).
+    pub fn capture(&mut self, stream: &Stream, sizes: impl AsRef<[usize]>, keys: usize) -> Result<ContextGraphs<T>> {
+        self.joined()?;
+        self.cache.admits(stream)?;
+        let output_dim = self.output_dim();
+        let (division, shape, entry) = (self.division(), self.shape, Arc::clone(self.entry()));
+        let block_size = self.cache.pool().block_size();
+        let most = self.cache.pool().blocks() * division.pool_block_size();
+        if keys == 0 {
+            return Err(rules::GRAPH_LENGTHS
+                .broken("graphs of requests without keys", format_args!("1 to {most}"))
+                .into());
+        }
+        let keys = keys.min(most);
+        let columns = keys.div_ceil(division.pool_block_size());
+        // No rank has more keys of a request than the first.
+        let longest = division.share().local_len(keys, 0);
+        let Self { communicator, cache, .. } = self;
+        let cache = &*cache;
+        let communicator =
+            communicator.as_mut().ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
+        let ranks = division.share().ranks();
+        let graphs = GraphPool::capture_layers(
+            stream.device(),
+            sizes.as_ref(),
+            cache.shape().layers,
+            |rows| {
+                let device = stream.device();
+                let (own, pool) = (cache.shape(), cache.pool());
+                let (query_dim, rope_dim) = match own.is_latent() {
+                    true => (own.key_dim, Some(own.value_dim)),
+                    false => (shape.head_dim, None),
+                };
+                let query = zeros(device, [rows, shape.heads, query_dim])?;
+                let query_rope = rope_dim.map(|dim| zeros(device, [rows, shape.heads, dim])).transpose()?;
+                let queries = Queries { query: &query, rope: query_rope.as_ref() };
+                let [key, value] = [own.key_dim, own.value_dim].map(|dim| zeros(device, [rows, own.kv_heads, dim]));
+                let (key, value) = (key?, value?);
+                let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
+                let slots = slot_mapping(stream, (pool, &own), padding)?;
+                let write = WriteViews::of(&own, cache.layer(0)?, rows, [&key, &value])?.scatter(&own, &slots)?;
+                Ok(ContextBuffers {
+                    block_table: BlockTable::zeroed(device, rows, columns, block_size)?,
+                    slots,
+                    write,
+                    output: Tensor::empty(device, [rows, shape.heads, output_dim])?,
+                    exchange: ContextExchange::in_graph(stream, shape, ranks, queries, output_dim)?,
+                    query,
+                    query_rope,
+                    key,
+                    value,
+                })
+            },
+            |capture: &Capturing<'_>, rows, layer, buffers| {
+                let ContextBuffers { block_table, slots, write, query, query_rope, key, value, output, exchange } =
+                    buffers;
+                let queries = Queries { query, rope: query_rope.as_ref() };
+                let own = cache.layer(layer)?;
+                WriteViews::of(&cache.shape(), own, rows, [key, value])?.launch(capture, write, slots)?;
+                let longest = PerRequest::new(vec![longest; rows])?;
+                exchange.record(communicator, capture, shape, (queries, own, block_table), (&longest, output))
+            },
+        )?;
+        Ok(ContextGraphs { graphs, keys, entry })
+    }
+}
+
+impl<T: Element> ContextGraphs<T> {
+    /// The captured sizes, in requests, ascending.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.graphs.sizes()
+    }
+
+    /// Begins a step of these requests, the same ones on every rank, of one new token each: puts its blocks, slots and
+    /// lengths into the buffers of the smallest size that holds it, which waits for the stream.
+    ///
+    /// # Errors
+    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator, by which the graphs are gone;
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for more requests than the largest size, and more new tokens;
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for more keys than were declared;
+    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for another attention than that of the capture;
+    /// [`TABLE_BLOCK`](crate::rules::TABLE_BLOCK) for a block outside of the cache; as for
+    /// [`ContextAttention::begin`] and [`GraphPool::begin`].
+    pub fn begin<'a>(
+        &'a mut self,
+        attention: &'a mut ContextAttention<T>,
+        stream: &'a Stream,
+        requests: &[BatchRequest<'_>],
+    ) -> Result<ContextGraphStep<'a, T>> {
+        if let Err(left) = attention.joined() {
+            self.graphs.clear();
+            return Err(left.into());
+        }
+        self.graphs.admits(stream)?;
+        if !Arc::ptr_eq(&self.entry, attention.entry()) {
+            return Err(rules::SETTINGS_CACHE
+                .broken(format_args!("graphs of another cache than that of rank {}", attention.rank()), "its own")
+                .into());
+        }
+        let rows = self.graphs.fitting(requests.len())?;
+        for (index, request) in requests.iter().enumerate() {
+            self.check(index, request)?;
+        }
+        let (rank, blocks) = (attention.rank(), attention.cache.pool().blocks());
+        let PreparedStep { split, order, progress, lease } = attention.prepare(stream, requests, rows)?;
+        let own = split.ranks().get(rank).ok_or_else(|| no_rank(rank, split.ranks().len()))?;
+        let more = rows.saturating_sub(requests.len());
+        let table: Vec<&[usize]> = (0..rows).map(|request| own.table().row(request).unwrap_or(&[])).collect();
+        for (request, row) in table.iter().enumerate() {
+            check_blocks_of(request, row, blocks)?;
+        }
+        let lengths: Vec<usize> =
+            own.kv_lengths().lengths().iter().copied().chain(std::iter::repeat_n(0, more)).collect();
+        let padding = attention.cache.pool().pad_policy().slot()?;
+        let slots: Vec<i32> = own.slots().iter().copied().chain(std::iter::repeat_n(padding, more)).collect();
+        let slots = scattered_slots((attention.cache.pool(), &attention.cache.shape()), slots.into_iter())?;
+        self.graphs.follow(stream)?;
+        let kv = PerRequest::new(lengths.clone())?;
+        let layers = (self.graphs.layers(), vec![progress], STEP_AGAIN);
+        let update = |_, update: Update| Ok(update.all(ContextExchange::<T>::lengths(&kv))?);
+        let step = self.graphs.start(stream, rows, layers, update, |buffers| {
+            buffers.block_table.overwrite(stream, &table)?;
+            buffers.slots.overwrite(stream, &slots)?;
+            buffers.exchange.keep(stream, &lengths)
+        })?;
+        Ok(ContextGraphStep { attention, step, stream, tokens: requests.len(), order, _lease: lease })
+    }
+
+    /// Refuses a request that the graphs cannot hold.
+    fn check(&self, index: usize, request: &BatchRequest<'_>) -> Result<(), Violation> {
+        if request.new != 1 {
+            return Err(rules::GRAPH_SIZE.broken(
+                format_args!("{} new tokens of request {index}", request.new),
+                "1 a request, as was captured",
+            ));
+        }
+        let keys = request.cached.saturating_add(1);
+        match keys <= self.keys {
+            true => Ok(()),
+            false => Err(rules::GRAPH_LENGTHS.broken(
+                format_args!("{keys} keys of request {index}"),
+                format_args!("at most {}, as declared at the capture", self.keys),
+            )),
+        }
+    }
+}
+
+impl<T: Element> fmt::Debug for ContextGraphs<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextGraphs").field("graphs", &self.graphs).field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+/// A step in progress on one rank, replayed layer by layer. From [`ContextGraphs::begin`]; it ends as a
+/// [`ContextStep`](crate::ContextStep) does.
+pub struct ContextGraphStep<'a, T: Element> {
+    attention: &'a mut ContextAttention<T>,
+    step: GraphStep<'a, ContextBuffers<T>>,
+    stream: &'a Stream,
+    tokens: usize,
+    order: StepOrder,
+    _lease: StepLease<'a, Stream>,
+}
+
+impl<T: Element> ContextGraphStep<'_, T> {
+    /// Copies a layer's query `[tokens, N, D]`, key and value `[tokens, Nkv, D]` into the graph's tensors, and replays
+    /// it: [`ContextStep::forward`](crate::ContextStep::forward). All layers write the same output, which is lent until
+    /// the next call of this step: queue what reads it on the stream before, or copy it.
+    ///
+    /// # Errors
+    /// As for [`ContextStep::forward`](crate::ContextStep::forward); [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY)
+    /// for an input in memory of the graph. Where the replay fails the rank has left.
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
+        let inputs = inputs.into();
+        let outcome = self.ready(layer, &inputs);
+        if outcome.is_err() {
+            self.step.silence();
+        }
+        let output = outcome?;
+        let launched = self.step.launch(layer);
+        match launched {
+            Ok(()) => self.order.advance(),
+            Err(_) => self.attention.leave(),
+        }
+        launched.map(|()| output)
+    }
+
+    /// Checks a layer, copies its inputs, and agrees with the other ranks in the step.
+    fn ready(&mut self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<Tensor<T>> {
+        self.step.admits(layer)?;
+        let queries = self.attention.check_layer(self.stream, (layer, &self.order), self.tokens, inputs)?;
+        let own = self.step.buffers();
+        let output = own.output.narrow(0, 0..self.tokens)?;
+        let [key, value] = names_of_keys(queries.rope.is_some());
+        let copies = [
+            Some(("query", queries.query, &own.query)),
+            Some((key, inputs.key, &own.key)),
+            Some((value, inputs.value, &own.value)),
+            queries.rope.zip(own.query_rope.as_ref()).map(|(from, to)| ("query_rope", from, to)),
+        ];
+        copy_rows(self.stream, copies.iter().flatten().map(|(name, from, to)| (*name, &***from, &***to)))?;
+        self.attention.agree(self.stream, &mut self.order)?;
+        Ok(output)
+    }
+
+    /// Ends the step, and checks that all its layers were queued.
+    ///
+    /// # Errors
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
+    pub fn end(mut self) -> Result<()> {
+        self.step.check_end()
+    }
+}
+
+impl<T: Element> Drop for ContextGraphStep<'_, T> {
+    fn drop(&mut self) {
+        if self.order.is_torn(self.attention.cache.shape().layers) {
+            self.attention.leave();
+        }
+    }
+}
+
+impl<T: Element> fmt::Debug for ContextGraphStep<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextGraphStep")
+            .field("step", &self.step)
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
+    }
+}

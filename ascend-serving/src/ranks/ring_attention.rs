@@ -1,0 +1,248 @@
+//! Attention of one long sequence whose rows are divided over ranks, with keys and values that go round.
+
+use std::ops::Range;
+
+use ascend_attention::comm::{Communicator, Message};
+use ascend_attention::flash::{FlashAttention, FlashMask, FlashOutput, InputLayout};
+use ascend_attention::ring::RingUpdate;
+use ascend_attention::{CausalOrigin, Element, Stream, Tensor, Violation};
+
+use crate::backends::AttentionShape;
+use crate::error::Result;
+use crate::rules;
+
+/// One rank of a ring: causal attention of a sequence whose rows are divided over the ranks, each with their keys and
+/// values, as in the training of long contexts.
+///
+/// The sequence is cut into two chunks for each rank. Rank `r` of `P` has chunk `r` and chunk `2 P - 1 - r` (zigzag),
+/// so that all have as much to do: a late chunk sees more keys than an early one. Chunks differ by one row where the
+/// length does not divide, and the last ones are empty in short sequences.
+///
+/// In each of `P` steps a rank attends to the keys and values that it has just got, by FlashAttentionScore, and merges
+/// the result into what it has, by RingAttentionUpdate; meanwhile it passes them on to the next rank, on a stream of
+/// its own. Only calls with visible keys are made. The host waits for each exchange, and not for the calls. It is the
+/// forward pass alone.
+///
+/// Since CANN 8.1, on Atlas A2, A3 and Ascend 950, heads of a multiple of 64 elements.
+///
+/// ```
+/// # fn main() -> ascend_serving::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// use ascend_attention::comm::Communicator;
+/// use ascend_attention::{Runtime, bf16};
+/// use ascend_serving::{AttentionShape, RingAttention};
+///
+/// // One rank, which has every row; more come of `Communicator::all`, each on a thread of its own.
+/// let rank = Communicator::all(&[Runtime::emulated()?.device(0)?])?.remove(0);
+/// let stream = rank.device().stream()?;
+/// let mut ring = RingAttention::new(rank, AttentionShape::new(2, 1, 64))?;
+/// assert_eq!(ring.rows(0, 9), [0..5, 5..9]);
+/// let query = stream.upload(&[bf16::ONE; 9 * 2 * 64], [9, 2, 64])?;
+/// let key = stream.upload(&[bf16::ONE; 9 * 64], [9, 1, 64])?;
+/// let output = ring.forward(&stream, 9, (&query, &key, &key))?;
+/// assert_eq!(output.download(&stream)?, [bf16::ONE; 9 * 2 * 64]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct RingAttention {
+    /// `None` once the rank has left.
+    communicator: Option<Communicator>,
+    rank: usize,
+    ranks: usize,
+    shape: AttentionShape,
+    /// Where keys and values go round.
+    ring: Stream,
+}
+
+/// The keys and values of a rank, `[rows, Nkv, D]`, those of its first chunk in front.
+#[derive(Clone, Debug)]
+struct Block<T: Element> {
+    key: Tensor<T>,
+    value: Tensor<T>,
+}
+
+impl RingAttention {
+    /// The ring of the communicator's ranks.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) as for [`AttentionShape::check`],
+    /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP) for heads with a cap; as for
+    /// [`Device::stream`](ascend_attention::Device::stream).
+    pub fn new(communicator: Communicator, shape: AttentionShape) -> Result<Self> {
+        shape.check()?;
+        shape.check_no_soft_cap("FlashAttentionScore")?;
+        let ring = communicator.device().stream()?;
+        let (rank, ranks) = (communicator.rank(), communicator.size());
+        Ok(Self { communicator: Some(communicator), rank, ranks, shape, ring })
+    }
+
+    /// The rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The rows of a sequence of `tokens` tokens that a rank has, of its two chunks. None for a rank that does not
+    /// exist.
+    pub fn rows(&self, rank: usize, tokens: usize) -> [Range<usize>; 2] {
+        let chunks = 2 * self.ranks;
+        let (base, more) = (tokens / chunks, tokens % chunks);
+        let start = |chunk: usize| chunk * base + chunk.min(more);
+        match rank < self.ranks {
+            true => [rank, chunks - 1 - rank].map(|chunk| start(chunk)..start(chunk + 1)),
+            false => [0..0, 0..0],
+        }
+    }
+
+    /// The number of rows of a rank's first chunk, and of both.
+    fn sizes(&self, rank: usize, tokens: usize) -> [usize; 2] {
+        let [first, second] = self.rows(rank, tokens).map(|rows| rows.len());
+        [first, first + second]
+    }
+
+    /// Queues the attention of the rank's [rows](Self::rows) of a sequence of `tokens` tokens, the same number on every
+    /// rank: query `[rows, N, D]`, key and value `[rows, Nkv, D]`, those of the first chunk in front; returns
+    /// `[rows, N, D]`. Every rank calls it, on a thread of its own.
+    ///
+    /// # Errors
+    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE), and [`STEP_TOKENS`](crate::rules::STEP_TOKENS) or
+    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes; as for planning the first call: nothing
+    /// was exchanged. Later errors, of launches and of HCCL: the rank has left, and the other ranks are told as for
+    /// [`ContextAttention`](crate::ContextAttention).
+    pub fn forward<T: Element>(
+        &mut self,
+        stream: &Stream,
+        tokens: usize,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+    ) -> Result<Tensor<T>> {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        stream.check_device("stream", self.ring.device())?;
+        let rows = self.sizes(self.rank, tokens)[1];
+        for (name, tensor, heads) in [("query", query, heads), ("key", key, kv_heads), ("value", value, kv_heads)] {
+            tensor.check_device(name, stream.device())?;
+            let wanted = [rows, heads, head_dim];
+            if tensor.shape() != wanted || !tensor.is_contiguous() {
+                let rule = if tensor.shape().first() == Some(&rows) { &rules::STEP_HEADS } else { &rules::STEP_TOKENS };
+                return Err(Violation::new(
+                    rule,
+                    format_args!("{name} {}", tensor.desc()),
+                    format_args!("{wanted:?}, contiguous"),
+                    "bring the rows that `RingAttention::rows` says of the rank, behind each other",
+                )
+                .into());
+            }
+        }
+        let Some(mut communicator) = self.communicator.take() else {
+            return Err(rules::RANKS_LEFT
+                .broken(format_args!("rank {}, which has left its communicator", self.rank), "a rank that has not")
+                .into());
+        };
+        let (block, mut exchanged) = (Block { key: key.clone(), value: value.clone() }, false);
+        let output = self.go_round(&mut communicator, stream, tokens, (query, block), &mut exchanged);
+        if output.is_ok() || !exchanged {
+            self.communicator = Some(communicator);
+        }
+        output
+    }
+
+    fn go_round<T: Element>(
+        &self,
+        communicator: &mut Communicator,
+        stream: &Stream,
+        tokens: usize,
+        (query, mut block): (&Tensor<T>, Block<T>),
+        exchanged: &mut bool,
+    ) -> Result<Tensor<T>> {
+        let [first, rows] = self.sizes(self.rank, tokens);
+        let output = Tensor::empty(stream.device(), query.shape())?;
+        let mut merged: [Option<FlashOutput<T>>; 2] = [None, None];
+        self.ring.wait_event(&stream.record_event()?)?;
+        for step in 0..self.ranks {
+            let source = (self.rank + self.ranks - step) % self.ranks;
+            for (chunk, rows) in [0..first, first..rows].into_iter().enumerate() {
+                let keys = self.keys(chunk, source, tokens);
+                if rows.is_empty() || keys == 0 {
+                    continue;
+                }
+                let own = query.narrow(0, rows)?;
+                let (key, value) = (block.key.narrow(0, 0..keys)?, block.value.narrow(0, 0..keys)?);
+                let attended = self.attend(stream, source == self.rank, (&own, &key, &value))?;
+                merged[chunk] = Some(match merged[chunk].take() {
+                    None => attended,
+                    Some(before) => {
+                        RingUpdate::new().plan(stream, (&before, &attended))?.launch(stream, (&before, &attended))?
+                    }
+                });
+            }
+            // The calls go on meanwhile. An exchange that fails does not fail their stream, so that the host waits for
+            // it before anything reads what came.
+            if step + 1 < self.ranks {
+                *exchanged = true;
+                block = self.pass_on(communicator, stream, tokens, (source, &block))?;
+                self.ring.synchronize()?;
+            }
+        }
+        for (rows, merged) in [0..first, first..rows].into_iter().zip(&merged) {
+            if let Some(merged) = merged {
+                output.narrow(0, rows)?.copy_from(stream, &merged.attention)?;
+            }
+        }
+        Ok(output)
+    }
+
+    /// The number of keys of a rank, from its first on, that a chunk of this rank sees: causally where they are its
+    /// own.
+    fn keys(&self, chunk: usize, source: usize, tokens: usize) -> usize {
+        let [first, both] = self.sizes(source, tokens);
+        match (chunk, source.cmp(&self.rank)) {
+            (0, std::cmp::Ordering::Greater) => 0,
+            (0, _) | (_, std::cmp::Ordering::Less) => first,
+            _ => both,
+        }
+    }
+
+    /// Queues the exchange of a block with the neighbours, and returns the one that comes.
+    fn pass_on<T: Element>(
+        &self,
+        communicator: &mut Communicator,
+        stream: &Stream,
+        tokens: usize,
+        (source, block): (usize, &Block<T>),
+    ) -> Result<Block<T>> {
+        let (to, from) = ((self.rank + 1) % self.ranks, (self.rank + self.ranks - 1) % self.ranks);
+        let coming = self.sizes((source + self.ranks - 1) % self.ranks, tokens)[1];
+        let AttentionShape { kv_heads, head_dim, .. } = self.shape;
+        let empty = || Tensor::empty(stream.device(), [coming, kv_heads, head_dim]);
+        let next = Block { key: empty()?, value: empty()? };
+        let sends = [&block.key, &block.value].map(|tensor| Message::Send { tensor, to });
+        let receives = [&next.key, &next.value].map(|tensor| Message::Recv { tensor, from });
+        let is_sent = |message: &Message<'_>| match message {
+            Message::Send { tensor, .. } | Message::Recv { tensor, .. } => !tensor.is_empty(),
+        };
+        let messages: Vec<Message<'_>> = sends.into_iter().chain(receives).filter(is_sent).collect();
+        if !messages.is_empty() {
+            communicator.batch(&self.ring, &messages)?;
+        }
+        Ok(next)
+    }
+
+    /// Queues a call over some keys, all of which are visible, or causally those of the rank itself.
+    fn attend<T: Element>(
+        &self,
+        stream: &Stream,
+        causal: bool,
+        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+    ) -> Result<FlashOutput<T>> {
+        let rows = |tensor: &Tensor<T>| tensor.shape().first().copied().unwrap_or(0);
+        let masks = stream.device().masks();
+        let mask = match causal {
+            true => FlashMask::causal(&masks, CausalOrigin::RightDown)?,
+            false => FlashMask::none(),
+        };
+        let call = FlashAttention::new(InputLayout::Tnd).heads(self.shape.heads).scale(self.shape.scale).mask(mask);
+        let call = call.actual_seq_lengths([rows(inputs.0)]).actual_seq_lengths_kv([rows(inputs.1)]);
+        Ok(call.plan(inputs)?.launch(stream, inputs)?)
+    }
+}

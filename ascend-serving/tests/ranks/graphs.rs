@@ -1,0 +1,128 @@
+//! Decode steps over divided contexts, replayed from graphs.
+
+use super::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
+
+    /// Lengths grow from replay to replay, requests come and go, and other steps run between.
+    #[test]
+    fn graphs_decode_over_any_division(
+        case in case(Just(1)),
+        more in prop::collection::vec(prop::collection::vec(0usize..3, 3), 2..5),
+    ) {
+        if harness::not_on_npu("it needs a device for each rank") {
+            return Ok(());
+        }
+        let requests = case.requests();
+        let more = more.into_iter().map(|step| step[..requests.min(step.len())].to_vec());
+        let steps = case.steps.iter().cloned().chain(more).collect();
+        check::<f16>(&Case { steps, graphs: true, ..case }).map_err(TestCaseError::fail)?;
+    }
+}
+
+/// Whether a rank has keys of a request changes between replays of one graph, and padding has none anywhere.
+#[test]
+fn replays_follow_keys_from_rank_to_rank() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    for (ranks, run) in [(2, 1), (4, 128), (8, 16), (3, 1)] {
+        let steps = [vec![vec![1, 126, 17]], vec![vec![1; 3]; 4]].concat();
+        let case = Case { ranks, run, steps, kv_heads: 2, group: 2, seed: 11, wrong: None, graphs: true };
+        check::<bf16>(&case).unwrap();
+    }
+}
+
+#[test]
+fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(2, |rank| {
+        let (stream, me) = (rank.device().stream().unwrap(), rank.rank());
+        let mut attention = attention::<bf16>(rank, &simple(2));
+        let mut sequence = attention.sequence();
+        attention.grow(&stream, &mut sequence, 40).unwrap();
+        forward(&stream, &mut attention, &sequence, 40).unwrap();
+        assert!(attention.capture(&stream, [2], 0).unwrap_err().breaks(&rules::GRAPH_LENGTHS));
+        assert!(attention.capture(&stream, [], 9).unwrap_err().breaks(&rules::GRAPH_SIZE));
+        let mut short = attention.capture(&stream, [2], 40).unwrap();
+        let mut graphs = attention.capture(&stream, [2], 41).unwrap();
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        let request = BatchRequest::of(&sequence, 1);
+        let mut refused = |graphs: &mut ascend_serving::ContextGraphs<bf16>, requests: &[BatchRequest<'_>], rule| {
+            let refused = graphs.begin(&mut attention, &stream, requests).map(drop).unwrap_err();
+            assert!(refused.breaks(rule), "{refused}");
+        };
+        refused(&mut short, &[request], &rules::GRAPH_LENGTHS);
+        refused(&mut graphs, &[request; 3], &rules::GRAPH_SIZE);
+        refused(&mut graphs, &[BatchRequest::of(&sequence, 2)], &rules::GRAPH_SIZE);
+        refused(&mut graphs, &[], &rules::BATCH_EMPTY);
+        // One rank replays what the other computes.
+        let (query, key) = (ones(&stream, 1, 2), ones(&stream, 1, 1));
+        let inputs = (&query, &key, &key);
+        let outcome = match me {
+            0 => graphs.begin(&mut attention, &stream, &[request]).unwrap().forward(0, inputs),
+            _ => attention.begin(&stream, &[request]).unwrap().forward(0, inputs),
+        };
+        let text = outcome.unwrap_err().to_string();
+        assert!(text.contains("rows of the step, padding included: 2 on rank 0; 1 on rank 1"), "{text}");
+        let mut step = graphs.begin(&mut attention, &stream, &[request]).unwrap();
+        let order = step.forward(1, inputs).unwrap_err();
+        assert!(order.breaks(&rules::RANKS_ORDER), "{order}");
+        for layer in 0..LAYERS {
+            let output = step.forward(layer, inputs).unwrap();
+            assert_eq!(output.download(&stream).unwrap(), vec![bf16::ONE; 2 * DIM]);
+        }
+        step.end().unwrap();
+        assert_eq!(attention.computed_tokens(&sequence), Ok(41));
+        // A step that a rank leaves after its first layer is torn for everybody, once the rank's graphs are gone.
+        drop((short, graphs));
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        let mut longer = attention.capture(&stream, [1], 64).unwrap();
+        let mut step = longer.begin(&mut attention, &stream, &[BatchRequest::of(&sequence, 1)]).unwrap();
+        step.forward(0, inputs).unwrap();
+        if me == 1 {
+            let torn = step.forward(1, inputs).and_then(|_| Ok(stream.synchronize()?)).unwrap_err();
+            assert!(torn.to_string().contains("rank 0"), "{torn}");
+            return;
+        }
+        stream.synchronize().unwrap();
+        drop(step);
+        assert!(attention.communicator_mut().is_none());
+        let left = longer.begin(&mut attention, &stream, &[BatchRequest::of(&sequence, 1)]).map(drop).unwrap_err();
+        assert!(left.breaks(&rules::RANKS_LEFT) && longer.sizes().count() == 0, "{left}");
+    });
+}
+
+/// What a request leaves in the buffers of a graph, even if it is no number, weighs nothing in the next one.
+#[test]
+fn no_number_of_one_request_reaches_another() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(2, |rank| {
+        let stream = rank.device().stream().unwrap();
+        let case = Case { run: 128, steps: vec![vec![200, 9], vec![1, 1]], ..simple(2) };
+        let mut attention = attention::<bf16>(rank, &case);
+        // The first has keys on both ranks, the second on one.
+        let [mut long, mut short] = [(); 2].map(|()| attention.sequence());
+        for (sequence, tokens) in [(&mut long, 200), (&mut short, 9)] {
+            attention.grow(&stream, sequence, tokens).unwrap();
+            forward(&stream, &mut attention, sequence, tokens).unwrap();
+            attention.grow(&stream, sequence, 1).unwrap();
+        }
+        let mut graphs = attention.capture(&stream, [1], 201).unwrap();
+        for (sequence, number) in [(&long, bf16::NAN), (&short, bf16::ONE)] {
+            let query = stream.upload(&[number; 2 * DIM], [1, 2, DIM]).unwrap();
+            let key = ones(&stream, 1, 1);
+            let mut step = graphs.begin(&mut attention, &stream, &[BatchRequest::of(sequence, 1)]).unwrap();
+            for layer in 0..LAYERS {
+                let output = step.forward(layer, (&query, &key, &key)).unwrap().download(&stream).unwrap();
+                assert!(output.iter().all(|got| got.is_nan() == number.is_nan()), "{output:?}");
+            }
+            step.end().unwrap();
+        }
+    });
+}
