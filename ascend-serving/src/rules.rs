@@ -184,8 +184,8 @@ ascend_attention::spec::library_rules! {
         "a rank queues the layers of a step in order, from 0 on, since the ranks' exchanges are matched by their order",
         "queue every layer of the step once, the first one first, on every rank alike";
     RANKS_BATCH = "ranks.batch",
-        "the ranks of an attention bring the same step: the same sequences in order, as many cached and new tokens, \
-        and the same runs, layers, heads, element type and scale",
+        "the ranks of an attention bring the same step: the same sequences in order with the same cached and new tokens, \
+        the same runs, layers, heads, element type, scale and cap, and graphs of one size or none",
         "give every rank the same requests in the same order, and make the attentions of all ranks alike";
     RANKS_LEFT = "ranks.left",
         "a rank takes part in steps until one of its layers fails half queued, or a step ends without some",

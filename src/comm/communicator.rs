@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -108,10 +109,10 @@ struct Membership {
 }
 
 // SAFETY: `raw` is a handle that this object alone owns. HCCL takes calls from any thread whose device is the
-// communicator's, which each call here sees to, and calls take the communicator mutably, so that they come one after
-// the other.
+// communicator's, which each call here sees to. Whoever makes a call, of a communicator or of a part of it, or destroys
+// one, holds their one lock of `order`, so that calls come one after the other, and none after the end.
 unsafe impl Send for Handle {}
-// SAFETY: as for `Send`; nothing that takes `&self` calls HCCL.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Handle {}
 
 impl ReplayedObject for Handle {
@@ -341,6 +342,8 @@ impl Drop for Handle {
         }
         if let Err(error) = self.leave() {
             tracing::error!("rank {} stays in its communicator: {error}", self.rank);
+            // So does it in the one that this is a part of.
+            mem::forget(self.whole.take());
         }
     }
 }

@@ -8,6 +8,7 @@ use ascend_sys::bindings as sys;
 
 use crate::error::{Error, Result, hccl_error};
 use crate::rules;
+use crate::runtime::{ReplayedObject as _, lock};
 
 use super::communicator::Communicator;
 
@@ -74,8 +75,10 @@ impl Communicator {
         // The number of the part: the ranks that make it have it in common, and nobody else.
         let number = digest(list.iter().map(|rank| u64::from(*rank)).chain([before]));
         let (mut whole, mut raw, mut config) = (self.handle.raw, ptr::null_mut(), settings());
+        let order = self.handle.order();
+        let _turn = lock(order);
         let api = self.device().context().bind()?;
-        // SAFETY: the communicator is alive, the list has as many ranks, and `raw` is a place for the result; HCCL
+        // SAFETY: the communicator is alive, and no other call of it is made meanwhile; the list has as many ranks, and `raw` is a place for the result; HCCL
         // reads list and settings in the call.
         let result = unsafe {
             api.HcclCreateSubCommConfig()?(

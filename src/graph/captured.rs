@@ -106,7 +106,8 @@ impl<B> Graph<B> {
     /// Before anything is launched: [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a call without lengths, or an
     /// update of another graph; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table that does not name the
-    /// blocks of the keys that the replay reads. After a failure of CANN's, the replay that was queued runs with
+    /// blocks of the keys that the replay reads; [`COLLECTIVE_LEFT`](crate::rules::COLLECTIVE_LEFT) for calls of a rank
+    /// that has left its communicator. After a failure of CANN's, the replay that was queued runs with
     /// whatever lengths its calls had: its results mean nothing, but no stream waits for ever. A replay that could
     /// not be ordered before the next is the last ([`GRAPH_FAILED`](crate::rules::GRAPH_FAILED)).
     #[doc(alias = "aclmdlRIExecuteAsync")]

@@ -52,7 +52,7 @@ fn stretches(ranks: &[[Duration; PARTS.len()]]) -> Vec<Vec<Stretch>> {
     ranks.iter().map(of_rank).collect()
 }
 
-/// A picture of a step: the one that takes as long as half of them.
+/// A picture of the step of median length.
 pub(super) fn draw(title: &str, ranks: &[RankSteps]) -> Scene {
     let of_step = |step: usize| -> Vec<[Duration; PARTS.len()]> { ranks.iter().map(|rank| rank.times[step]).collect() };
     let length =

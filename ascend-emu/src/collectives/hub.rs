@@ -75,8 +75,12 @@ fn accept(socket: &UnixListener, hub: &Arc<Hub>) {
                 Ok(Came::Nothing) if join::expire(hub.number) => return,
                 Ok(Came::Nothing) => expiry = None,
                 Ok(_) => {}
-                // A signal.
-                Err(_) => continue,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // A lack of memory passes.
+                Err(_) => {
+                    thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
             }
         }
         let stream = match socket.accept() {

@@ -103,10 +103,14 @@ pub(super) fn wait_for(
     if ready < 0 {
         return Err(io::Error::last_os_error());
     }
-    let [socket, process] = polled.map(|one| one.revents != 0);
-    Ok(match (socket, process) {
-        (true, _) => Came::Socket,
-        (false, true) => Came::End,
-        (false, false) => Came::Nothing,
-    })
+    let [ready, ended] = polled.map(|one| one.revents != 0);
+    match (ready, ended) {
+        (true, _) => Ok(Came::Socket),
+        // What it has sent last may have come between the two looks.
+        (false, true) => match wait_for(socket, events, None, Some(Duration::ZERO))? {
+            Came::Socket => Ok(Came::Socket),
+            _ => Ok(Came::End),
+        },
+        (false, false) => Ok(Came::Nothing),
+    }
 }

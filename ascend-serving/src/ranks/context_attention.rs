@@ -271,12 +271,12 @@ impl<T: Element> ContextAttention<T> {
         )
     }
 
-    /// Checks a step of these requests and begins it, with as many rows as the ranks have to agree in.
+    /// Checks a step of these requests and begins it; `graph` is the size of the graph that replays it, or 0.
     pub(super) fn prepare<'a>(
         &mut self,
         stream: &'a Stream,
         requests: &[BatchRequest<'_>],
-        rows: usize,
+        graph: usize,
     ) -> Result<PreparedStep<'a>> {
         self.joined()?;
         self.cache.admits(stream)?;
@@ -309,7 +309,7 @@ impl<T: Element> ContextAttention<T> {
         }
         let compared = !self.trusts && self.division.share().ranks() > 1;
         let settings = (self.shape, self.cache.shape(), T::DTYPE);
-        let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests, rows));
+        let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests, graph));
         Ok(PreparedStep { split, order: StepOrder::new(terms), progress, lease })
     }
 
@@ -355,8 +355,7 @@ impl<T: Element> ContextAttention<T> {
         let Some(terms) = &order.terms else {
             return Ok(());
         };
-        let communicator = self.communicator.as_mut();
-        let communicator = communicator.ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
+        let communicator = joined(&mut self.communicator, self.rank)?;
         let mut exchanged = false;
         match terms.difference(communicator, stream, &mut exchanged) {
             Ok(None) => {
@@ -382,8 +381,7 @@ impl<T: Element> ContextAttention<T> {
     pub(super) fn joined(&self) -> Result<(), Violation> {
         match self.communicator {
             Some(_) => Ok(()),
-            None => Err(rules::RANKS_LEFT
-                .broken(format_args!("rank {}, which has left its communicator", self.rank), "a rank that has not")),
+            None => Err(left(self.rank)),
         }
     }
 
@@ -401,6 +399,19 @@ pub(super) struct PreparedStep<'a> {
     pub(super) order: StepOrder,
     pub(super) progress: StepProgress,
     pub(super) lease: StepLease<'a, Stream>,
+}
+
+/// The communicator of a rank.
+///
+/// # Errors
+/// [`RANKS_LEFT`](rules::RANKS_LEFT) once the rank has left it.
+pub(super) fn joined(communicator: &mut Option<Communicator>, rank: usize) -> Result<&mut Communicator, Violation> {
+    communicator.as_mut().ok_or_else(|| left(rank))
+}
+
+#[cold]
+pub(super) fn left(rank: usize) -> Violation {
+    rules::RANKS_LEFT.broken(format_args!("rank {rank}, which has left its communicator"), "a rank that has not")
 }
 
 #[cold]

@@ -1,6 +1,7 @@
 //! Decode steps over divided contexts, replayed from graphs that hold the exchanges of the ranks.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, PerRequest};
@@ -12,10 +13,10 @@ use crate::batch::BatchRequest;
 use crate::engine::{LayerInputs, STEP_AGAIN, names_of_keys};
 use crate::error::Result;
 use crate::graphs::{GraphPool, GraphStep, copy_rows, zeros};
-use crate::kv::{CacheEntry, StepLease, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
+use crate::kv::{BlockPool, CacheEntry, StepLease, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
 use crate::rules;
 
-use super::context_attention::{ContextAttention, PreparedStep, no_rank};
+use super::context_attention::{ContextAttention, PreparedStep, joined, no_rank};
 use super::context_exchange::ContextExchange;
 use super::context_parallel::Queries;
 use super::step_agreement::StepOrder;
@@ -81,10 +82,9 @@ impl<T: Element> ContextAttention<T> {
         let columns = keys.div_ceil(division.pool_block_size());
         // No rank has more keys of a request than the first.
         let longest = division.share().local_len(keys, 0);
-        let Self { communicator, cache, .. } = self;
-        let cache = &*cache;
-        let communicator =
-            communicator.as_mut().ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
+        let Self { communicator, rank, cache, .. } = self;
+        let (cache, rank) = (&*cache, *rank);
+        let communicator = joined(communicator, rank)?;
         let ranks = division.share().ranks();
         let graphs = GraphPool::capture_layers(
             stream.device(),
@@ -102,8 +102,8 @@ impl<T: Element> ContextAttention<T> {
                 let queries = Queries { query: &query, rope: query_rope.as_ref() };
                 let [key, value] = [own.key_dim, own.value_dim].map(|dim| zeros(device, [rows, own.kv_heads, dim]));
                 let (key, value) = (key?, value?);
-                let padding = std::iter::repeat_n(pool.pad_policy().slot()?, rows);
-                let slots = slot_mapping(stream, (pool, &own), padding)?;
+                let slots = padding_slots(pool, 0..rows)?;
+                let slots = slot_mapping(stream, (pool, &own), slots.into_iter())?;
                 let write = WriteViews::of(&own, cache.layer(0)?, rows, [&key, &value])?.scatter(&own, &slots)?;
                 Ok(ContextBuffers {
                     block_table: BlockTable::zeroed(device, rows, columns, block_size)?,
@@ -153,16 +153,16 @@ impl<T: Element> ContextGraphs<T> {
         stream: &'a Stream,
         requests: &[BatchRequest<'_>],
     ) -> Result<ContextGraphStep<'a, T>> {
-        if let Err(left) = attention.joined() {
-            self.graphs.clear();
-            return Err(left.into());
-        }
-        self.graphs.admits(stream)?;
         if !Arc::ptr_eq(&self.entry, attention.entry()) {
             return Err(rules::SETTINGS_CACHE
                 .broken(format_args!("graphs of another cache than that of rank {}", attention.rank()), "its own")
                 .into());
         }
+        if let Err(left) = attention.joined() {
+            self.graphs.clear();
+            return Err(left.into());
+        }
+        self.graphs.admits(stream)?;
         let rows = self.graphs.fitting(requests.len())?;
         for (index, request) in requests.iter().enumerate() {
             self.check(index, request)?;
@@ -177,9 +177,12 @@ impl<T: Element> ContextGraphs<T> {
         }
         let lengths: Vec<usize> =
             own.kv_lengths().lengths().iter().copied().chain(std::iter::repeat_n(0, more)).collect();
-        let padding = attention.cache.pool().pad_policy().slot()?;
-        let slots: Vec<i32> = own.slots().iter().copied().chain(std::iter::repeat_n(padding, more)).collect();
-        let slots = scattered_slots((attention.cache.pool(), &attention.cache.shape()), slots.into_iter())?;
+        let pool = attention.cache.pool();
+        let mut slots = own.slots().to_vec();
+        // Tokens that other ranks hold are padding here, too.
+        let padded = slots.iter().filter(|slot| pool.pad_policy().is_padding(**slot, pool.block_size())).count();
+        slots.extend(padding_slots(pool, padded..padded + more)?);
+        let slots = scattered_slots((pool, &attention.cache.shape()), slots.into_iter())?;
         self.graphs.follow(stream)?;
         let kv = PerRequest::new(lengths.clone())?;
         let layers = (self.graphs.layers(), vec![progress], STEP_AGAIN);
@@ -211,6 +214,12 @@ impl<T: Element> ContextGraphs<T> {
     }
 }
 
+/// The slots of padding tokens of these numbers.
+fn padding_slots(pool: &BlockPool, numbers: Range<usize>) -> Result<Vec<i32>, Violation> {
+    let (pad, block_size) = (pool.pad_policy(), pool.block_size());
+    numbers.map(|number| pad.slot_of(number, block_size)).collect()
+}
+
 impl<T: Element> fmt::Debug for ContextGraphs<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ContextGraphs").field("graphs", &self.graphs).field("keys", &self.keys).finish_non_exhaustive()
@@ -231,7 +240,7 @@ pub struct ContextGraphStep<'a, T: Element> {
 impl<T: Element> ContextGraphStep<'_, T> {
     /// Copies a layer's query `[tokens, N, D]`, key and value `[tokens, Nkv, D]` into the graph's tensors, and replays
     /// it: [`ContextStep::forward`](crate::ContextStep::forward). All layers write the same output, which is lent until
-    /// the next call of this step: queue what reads it on the stream before, or copy it.
+    /// the next layer, or the next step of this size: queue what reads it on the stream before, or copy it.
     ///
     /// # Errors
     /// As for [`ContextStep::forward`](crate::ContextStep::forward); [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY)

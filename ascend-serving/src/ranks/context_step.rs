@@ -7,9 +7,8 @@ use crate::batch::BatchRequest;
 use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, StepLease};
-use crate::rules;
 
-use super::context_attention::{ContextAttention, PreparedStep, no_rank};
+use super::context_attention::{ContextAttention, PreparedStep, joined, no_rank};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
 use super::context_parallel::{ContextSplit, Queries};
 use super::step_agreement::StepOrder;
@@ -29,8 +28,7 @@ impl<T: Element> ContextAttention<T> {
     /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for more than one new token of a request over latents; as for
     /// [`ContextParallel::split`](crate::ContextParallel::split).
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
-        let rows = requests.iter().fold(0usize, |rows, request| rows.saturating_add(request.new));
-        let PreparedStep { split, order, progress, lease } = self.prepare(stream, requests, rows)?;
+        let PreparedStep { split, order, progress, lease } = self.prepare(stream, requests, 0)?;
         let own = split.ranks().get(self.rank).ok_or_else(|| no_rank(self.rank, split.ranks().len()))?;
         let block_table = self.cache.block_table(stream, own.table())?;
         let layers = QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN);
@@ -194,8 +192,7 @@ impl<T: Element> ContextStep<'_, T> {
         };
         attention.agree(stream, order)?;
         let ContextAttention { communicator, cache, .. } = &mut **attention;
-        let communicator =
-            communicator.as_mut().ok_or_else(|| rules::RANKS_LEFT.broken("a rank", "a rank that has not"))?;
+        let communicator = joined(communicator, rank)?;
         let mut mark = |part| {
             if let Some(marks) = marks {
                 marks.push((part, stream.record_timing_event()?));

@@ -5,11 +5,15 @@ use std::ops::Range;
 use ascend_attention::comm::{Communicator, Message};
 use ascend_attention::flash::{FlashAttention, FlashMask, FlashOutput, InputLayout};
 use ascend_attention::ring::RingUpdate;
+use ascend_attention::spec::DType;
 use ascend_attention::{CausalOrigin, Element, Stream, Tensor, Violation};
 
 use crate::backends::AttentionShape;
 use crate::error::Result;
 use crate::rules;
+
+use super::context_attention::left;
+use super::step_agreement::gather;
 
 /// One rank of a ring: causal attention of a sequence whose rows are divided over the ranks, each with their keys and
 /// values, as in the training of long contexts.
@@ -20,8 +24,8 @@ use crate::rules;
 ///
 /// In each of `P` steps a rank attends to the keys and values that it has just got, by FlashAttentionScore, and merges
 /// the result into what it has, by RingAttentionUpdate; meanwhile it passes them on to the next rank, on a stream of
-/// its own. Only calls with visible keys are made. The host waits for each exchange, and not for the calls. It is the
-/// forward pass alone.
+/// its own. Only calls with visible keys are made. The host waits for what the stream has queued before, and for each
+/// exchange. It is the forward pass alone.
 ///
 /// Since CANN 8.1, on Atlas A2, A3 and Ascend 950, heads of a multiple of 64 elements.
 ///
@@ -108,9 +112,10 @@ impl RingAttention {
     /// # Errors
     /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE), and [`STEP_TOKENS`](crate::rules::STEP_TOKENS) or
-    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes; as for planning the first call: nothing
-    /// was exchanged. Later errors, of launches and of HCCL: the rank has left, and the other ranks are told as for
-    /// [`ContextAttention`](crate::ContextAttention).
+    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes: nothing was exchanged;
+    /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) on every rank where ranks differ in tokens, heads, element type or
+    /// scale: nothing was computed. Later errors, as for planning the calls, of launches and of HCCL: the rank has left,
+    /// and the other ranks are told as for [`ContextAttention`](crate::ContextAttention).
     pub fn forward<T: Element>(
         &mut self,
         stream: &Stream,
@@ -135,16 +140,32 @@ impl RingAttention {
             }
         }
         let Some(mut communicator) = self.communicator.take() else {
-            return Err(rules::RANKS_LEFT
-                .broken(format_args!("rank {}, which has left its communicator", self.rank), "a rank that has not")
-                .into());
+            return Err(left(self.rank).into());
         };
-        let (block, mut exchanged) = (Block { key: key.clone(), value: value.clone() }, false);
-        let output = self.go_round(&mut communicator, stream, tokens, (query, block), &mut exchanged);
-        if output.is_ok() || !exchanged {
+        if let Some(difference) = self.difference(&mut communicator, tokens, T::DTYPE)? {
             self.communicator = Some(communicator);
+            return Err(difference.into());
         }
-        output
+        let block = Block { key: key.clone(), value: value.clone() };
+        let output = self.go_round(&mut communicator, stream, tokens, (query, block))?;
+        self.communicator = Some(communicator);
+        Ok(output)
+    }
+
+    /// What the ranks differ in, the same on every rank. Waits for the ring.
+    fn difference(&self, communicator: &mut Communicator, tokens: usize, dtype: DType) -> Result<Option<Violation>> {
+        let AttentionShape { heads, kv_heads, head_dim, scale, .. } = self.shape;
+        let numbers = [tokens, heads, kv_heads, head_dim].map(|number| number as i64);
+        let [tokens, heads, kv_heads, head_dim] = numbers;
+        let own = [tokens, heads, kv_heads, head_dim, dtype.acl().into(), scale.to_bits().cast_signed()];
+        let all = gather(communicator, &self.ring, &own, &mut false)?;
+        let names = ["tokens", "query heads", "key heads", "elements of a head", "number of the element type", "scale"];
+        Ok(names.iter().enumerate().find_map(|(term, name)| {
+            let values: Vec<i64> = all.iter().skip(term).step_by(own.len()).copied().collect();
+            let differ = values.iter().any(|value| *value != own[term]);
+            let given = format_args!("{name}: {values:?}, by rank");
+            differ.then(|| rules::RANKS_BATCH.broken(given, "one number on all ranks"))
+        }))
     }
 
     fn go_round<T: Element>(
@@ -153,7 +174,6 @@ impl RingAttention {
         stream: &Stream,
         tokens: usize,
         (query, mut block): (&Tensor<T>, Block<T>),
-        exchanged: &mut bool,
     ) -> Result<Tensor<T>> {
         let [first, rows] = self.sizes(self.rank, tokens);
         let output = Tensor::empty(stream.device(), query.shape())?;
@@ -179,7 +199,6 @@ impl RingAttention {
             // The calls go on meanwhile. An exchange that fails does not fail their stream, so that the host waits for
             // it before anything reads what came.
             if step + 1 < self.ranks {
-                *exchanged = true;
                 block = self.pass_on(communicator, stream, tokens, (source, &block))?;
                 self.ring.synchronize()?;
             }

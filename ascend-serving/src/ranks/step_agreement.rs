@@ -31,8 +31,8 @@ const SETTINGS: [Term; 10] = [
 /// What each request of a step is on all ranks.
 const REQUEST: [Term; 3] = [("cached tokens", number), ("new tokens", number), ("sequence", sequence)];
 
-/// The last of all: where a rank replays a step, it has the rows of the graph.
-const ROWS: Term = ("rows of the step, padding included", number);
+/// The last of all: a graph exchanges other numbers than a step without one.
+const GRAPH: Term = ("size of the graph that replays the step, 0 without one", number);
 
 /// The number that stands for no sequence.
 const NO_SEQUENCE: i64 = -1;
@@ -98,7 +98,7 @@ impl SequenceNames {
         (shape, cache, dtype): (AttentionShape, CacheShape, DType),
         share: Interleave,
         requests: &[BatchRequest<'_>],
-        rows: usize,
+        graph: usize,
     ) -> StepTerms {
         let AttentionShape { heads, kv_heads, head_dim, scale, emulated_only_soft_cap } = shape;
         let numbers = [requests.len(), share.tokens_in_run(), cache.layers, heads, kv_heads, head_dim, cache.value_dim];
@@ -113,7 +113,7 @@ impl SequenceNames {
             sequences.extend(stamp.map(|stamp| (stamp, name)));
             terms.extend([request.cached as i64, request.new as i64, name]);
         }
-        terms.push(rows as i64);
+        terms.push(graph as i64);
         StepTerms { terms, sequences }
     }
 
@@ -205,7 +205,12 @@ impl StepTerms {
 }
 
 /// The numbers of all ranks, one rank's behind the other's.
-fn gather(communicator: &mut Communicator, stream: &Stream, own: &[i64], exchanged: &mut bool) -> Result<Vec<i64>> {
+pub(super) fn gather(
+    communicator: &mut Communicator,
+    stream: &Stream,
+    own: &[i64],
+    exchanged: &mut bool,
+) -> Result<Vec<i64>> {
     let send = stream.upload(own, [own.len()])?;
     let all = Tensor::empty(stream.device(), [own.len() * communicator.size()])?;
     *exchanged = true;
@@ -218,7 +223,7 @@ fn gather(communicator: &mut Communicator, stream: &Stream, own: &[i64], exchang
 fn named(at: usize, terms: usize, values: &[i64]) -> Violation {
     let ((what, text), of, fix) = match at.checked_sub(SETTINGS.len()) {
         None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 0)]),
-        Some(_) if at + 1 == terms => (ROWS, String::new(), FIXES[2]),
+        Some(_) if at + 1 == terms => (GRAPH, String::new(), FIXES[2]),
         Some(at) => (REQUEST[at % REQUEST.len()], format!(" of request {}", at / REQUEST.len()), FIXES[0]),
     };
     let mut by_value: Vec<(i64, Vec<String>)> = Vec::new();
