@@ -204,8 +204,8 @@ pub const fn reduces(soc: Soc, collective: Collective, dtype: DType, reduction: 
     }
 }
 
-/// One number for a list of numbers, which every rank computes alike: lists that differ have different ones, but for
-/// one pair in 2 to the power of 64.
+/// One number for a list of numbers, which every rank computes alike. It is no cryptographic hash: of lists that differ
+/// by chance one pair in 2 to the power of 64 is expected to have the same number.
 pub fn digest(numbers: impl IntoIterator<Item = u64>) -> u64 {
     const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
     numbers.into_iter().fold(FACTOR, |digest, number| {

@@ -89,7 +89,7 @@ variables! {
     "ASCEND_EMU_COLLECTIVE_TIMEOUT" Emulation, "1 to 7200", "60",
         "seconds that a rank of a communicator waits for the others, at its beginning and in each collective";
     "HCCL_CONNECT_TIMEOUT" Emulation, "1 to 7200", "120",
-        "CANN's own: seconds that root information is good without a rank that joins by it; at least 120 on hardware";
+        "seconds that root information is good without a rank that joins by it; on hardware, where it is at least 120, how long ranks wait for each other at the beginning: here that is `ASCEND_EMU_COLLECTIVE_TIMEOUT`";
     "ASCEND_EMU_FAULT" Emulation, "as in `malloc:3=207001,launch:1=507015,sync:2=507014`", "none",
         "faults on demand: which call of a kind fails, and with which status";
     "ASCEND_EMU_TRACE" Emulation, "a file", "none",

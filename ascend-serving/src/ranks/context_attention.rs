@@ -35,10 +35,11 @@ use super::step_agreement::{SequenceNames, StepOrder};
 /// alike, or share that of another rank of the process ([`with_pool`](Self::with_pool)).
 ///
 /// The first layer of a step compares what the ranks bring, before it writes or computes anything: lengths, order of
-/// the sequences, runs, layers, heads, element type and scale. Where a rank has another batch, has left out a step or
-/// makes one twice, all ranks refuse the layer with the first difference and the ranks that have it
-/// ([`RANKS_BATCH`](crate::rules::RANKS_BATCH)), and nothing has changed: the wrong ones begin the step again, the
-/// others repeat the layer. A sequence goes by the step and request that had it first, so that two new ones of equal
+/// the sequences, runs, layers, heads, element type, scale and graph. Where a rank has another step, all ranks refuse
+/// the layer with the first difference and the ranks that have it ([`RANKS_BATCH`](crate::rules::RANKS_BATCH)), and
+/// nothing has changed: the wrong ones begin the step again, the others repeat the layer. A rank that has left out a
+/// step, or makes one twice, mostly does not come so far: [`begin`](Self::begin) refuses its sequences there, and the
+/// other ranks wait for it. A sequence goes by the step and request that had it first, so that two new ones of equal
 /// lengths may change places unseen. That costs an exchange of 8 bytes of each rank in each step, for which the host
 /// waits until the stream has come to the step; [`trust_steps`](Self::trust_steps) leaves it out.
 ///

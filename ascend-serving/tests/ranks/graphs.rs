@@ -59,15 +59,19 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         refused(&mut graphs, &[request; 3], &rules::GRAPH_SIZE);
         refused(&mut graphs, &[BatchRequest::of(&sequence, 2)], &rules::GRAPH_SIZE);
         refused(&mut graphs, &[], &rules::BATCH_EMPTY);
-        // One rank replays what the other computes.
+        // One rank replays what the other computes, with padding or without.
         let (query, key) = (ones(&stream, 1, 2), ones(&stream, 1, 1));
         let inputs = (&query, &key, &key);
-        let outcome = match me {
-            0 => graphs.begin(&mut attention, &stream, &[request]).unwrap().forward(0, inputs),
-            _ => attention.begin(&stream, &[request]).unwrap().forward(0, inputs),
-        };
-        let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("rows of the step, padding included: 2 on rank 0; 1 on rank 1"), "{text}");
+        let mut whole = attention.capture(&stream, [1], 41).unwrap();
+        for (size, graphs) in [(1, &mut whole), (2, &mut graphs)] {
+            let outcome = match me {
+                0 => graphs.begin(&mut attention, &stream, &[request]).unwrap().forward(0, inputs),
+                _ => attention.begin(&stream, &[request]).unwrap().forward(0, inputs),
+            };
+            let text = outcome.unwrap_err().to_string();
+            let named = format!("replays the step, 0 without one: {size} on rank 0; 0 on rank 1");
+            assert!(text.contains(&named), "{text}");
+        }
         let mut step = graphs.begin(&mut attention, &stream, &[request]).unwrap();
         let order = step.forward(1, inputs).unwrap_err();
         assert!(order.breaks(&rules::RANKS_ORDER), "{order}");
@@ -78,7 +82,7 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         step.end().unwrap();
         assert_eq!(attention.computed_tokens(&sequence), Ok(41));
         // A step that a rank leaves after its first layer is torn for everybody, once the rank's graphs are gone.
-        drop((short, graphs));
+        drop((short, whole, graphs));
         attention.grow(&stream, &mut sequence, 1).unwrap();
         let mut longer = attention.capture(&stream, [1], 64).unwrap();
         let mut step = longer.begin(&mut attention, &stream, &[BatchRequest::of(&sequence, 1)]).unwrap();
