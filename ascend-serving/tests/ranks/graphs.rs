@@ -100,6 +100,34 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
     });
 }
 
+/// Where padding goes to dump slots, tokens that other ranks hold and rows that the step does not fill have one each.
+#[test]
+fn padding_of_a_replay_has_slots_of_its_own() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(2, |rank| {
+        #[cfg(feature = "emulation")]
+        let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+        let (stream, shape) = (rank.device().stream().unwrap(), CacheShape::new(LAYERS, 1, DIM));
+        let cache = PagedKvCache::<bf16>::new(rank.device(), 8, BLOCK_SIZE, shape, PadPolicy::DumpSlot(0)).unwrap();
+        let mut attention = ContextAttention::new(rank, AttentionShape::new(2, 1, DIM), cache, 16).unwrap();
+        let mut sequences = [(); 3].map(|()| attention.sequence());
+        for sequence in &mut sequences {
+            attention.grow(&stream, sequence, 1).unwrap();
+        }
+        let mut graphs = attention.capture(&stream, [8], 16).unwrap();
+        let requests = sequences.each_ref().map(|sequence| BatchRequest::of(sequence, 1));
+        let (query, key) = (ones(&stream, 3, 2), ones(&stream, 3, 1));
+        let mut step = graphs.begin(&mut attention, &stream, &requests).unwrap();
+        for layer in 0..LAYERS {
+            let output = step.forward(layer, (&query, &key, &key)).unwrap();
+            assert_eq!(output.download(&stream).unwrap(), vec![bf16::ONE; 3 * 2 * DIM]);
+        }
+        step.end().unwrap();
+    });
+}
+
 /// What a request leaves in the buffers of a graph, even if it is no number, weighs nothing in the next one.
 #[test]
 fn no_number_of_one_request_reaches_another() {
