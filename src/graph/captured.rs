@@ -206,7 +206,12 @@ fn in_turn(objects: &[Arc<dyn ReplayedObject>], stream: &Stream, launch: impl Fn
     turns.iter().try_for_each(|turn| turn.precede(stream))?;
     launch();
     objects.iter().for_each(|object| object.note(stream));
-    turns.iter_mut().fold(Ok(()), |finished, turn| finished.and(turn.finish(stream)))
+    // All turns end, whatever one of them says.
+    let mut finished = Ok(());
+    for turn in &mut turns {
+        finished = finished.and(turn.finish(stream));
+    }
+    finished
 }
 
 impl<B> fmt::Debug for Graph<B> {
