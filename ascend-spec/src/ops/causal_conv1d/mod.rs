@@ -11,6 +11,7 @@
 //! Where sequences begin, their lines and the counts are numbers on the device: [`ConvProblem::runs`] follows them, and
 //! finds those that lead elsewhere.
 
+mod check;
 mod problem;
 pub mod rules;
 
