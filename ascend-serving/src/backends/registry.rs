@@ -207,7 +207,8 @@ impl<T: Element> Backends<T> {
     /// steps: where it refuses a step, the others are tried in their order. A later preference replaces an earlier one.
     ///
     /// A step plans once with each backend that its layers come to, when the first layer with a mask is planned, so
-    /// that a refusal comes before anything is written. Graphs record what layers prefer in steps that decode or, where
+    /// that a refusal comes before anything is written; layers that [share keys](crate::LayerInputs::shared_keys), when
+    /// the first of them is queued, where the plan of those with keys does not serve them. Graphs record what layers prefer in steps that decode or, where
     /// requests add several tokens, in those that [verify drafts](AttentionState::SpecDecoding), if anything is said of
     /// them, and otherwise in those of [chunks](AttentionState::ChunkedPrefill).
     ///

@@ -76,7 +76,7 @@ impl RingAttention {
     /// [`Device::stream`](ascend_attention::Device::stream).
     pub fn new(communicator: Communicator, shape: AttentionShape) -> Result<Self> {
         shape.check()?;
-        shape.check_no_soft_cap("FlashAttentionScore")?;
+        shape.check_no_soft_cap("FlashAttentionScore", "attend by `ContextAttention`")?;
         let ring = communicator.device().stream()?;
         let (rank, ranks) = (communicator.rank(), communicator.size());
         Ok(Self { communicator: Some(communicator), rank, ranks, shape, ring })

@@ -186,7 +186,10 @@ fn a_step_that_a_flag_binds_is_told_to_name_another_backend_there() {
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let refused = step.forward(0, (&rows, &rows, &rows)).unwrap_err().to_string();
     assert!(refused.contains("binds steps of this kind"), "{refused}");
-    assert!(refused.contains("where these are named") && !refused.contains("register a"), "{refused}");
+    assert!(
+        refused.contains("in the same flag or `Backends::for_steps`") && !refused.contains("register a"),
+        "{refused}"
+    );
 }
 
 #[test]
