@@ -231,8 +231,8 @@ pub(crate) struct Buffers<'a> {
     pub end: Tensor,
     /// `None` where the outputs are lost.
     pub out: Option<Tensor>,
-    /// Of each token the slot that its state is written to; empty for the kernel of chunks (`delta_chunks`) alone, which
-    /// writes the state behind a sequence by the sequence's number.
+    /// Of each token the slot that its state is written to; empty for the kernel of chunks (`delta_chunks`) alone,
+    /// which writes the state behind a sequence by the sequence's number.
     pub slots: &'a [i64],
 }
 

@@ -144,8 +144,8 @@ impl<T: Element> Backends<T> {
         self
     }
 
-    /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. A backend whose name is
-    /// registered already is left out. Where this list has no [`memory_limit`](Self::memory_limit), no
+    /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. A backend whose name
+    /// is registered already is left out. Where this list has no [`memory_limit`](Self::memory_limit), no
     /// [preference](Self::prefer) of a layer, or nothing [for a kind of step](Self::for_steps), that of the others
     /// applies.
     ///
@@ -208,9 +208,10 @@ impl<T: Element> Backends<T> {
     ///
     /// A step plans once with each backend that its layers come to, when the first layer with a mask is planned, so
     /// that a refusal comes before anything is written; layers that [share keys](crate::LayerInputs::shared_keys), when
-    /// the first of them is queued, where the plan of those with keys does not serve them. Graphs record what layers prefer in steps that decode or, where
-    /// requests add several tokens, in those that [verify drafts](AttentionState::SpecDecoding), if anything is said of
-    /// them, and otherwise in those of [chunks](AttentionState::ChunkedPrefill).
+    /// the first of them is queued, where the plan of those with keys does not serve them. Graphs record what layers
+    /// prefer in steps that decode or, where requests add several tokens, in those that [verify
+    /// drafts](AttentionState::SpecDecoding), if anything is said of them, and otherwise in those of
+    /// [chunks](AttentionState::ChunkedPrefill).
     ///
     /// ```
     /// use ascend_attention::bf16;

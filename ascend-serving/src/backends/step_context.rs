@@ -81,8 +81,9 @@ impl AttentionShape {
         }
     }
 
-    /// Refuses query heads that are no multiple of the key heads, a cap that is no number of at least 1.2e-38 and finite in 32 bits, a scale that
-    /// makes every key weigh the same or none anything, and the inverse of the usual scale.
+    /// Refuses query heads that are no multiple of the key heads, a cap that is no number of at least 1.2e-38 and
+    /// finite in 32 bits, a scale that makes every key weigh the same or none anything, and the inverse of the usual
+    /// scale.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for these.
@@ -208,8 +209,8 @@ pub struct StepContext<'a> {
     /// Whether a graph replays the program for steps of other lengths: its calls may differ in lengths, blocks and the
     /// contents of named masks alone then.
     pub recorded: bool,
-    /// Whether the layers read the keys of others ([`LayerInputs::shared_keys`](crate::LayerInputs::shared_keys)): their
-    /// `key` and `value` may hold something else by now, and every key is read from the cache.
+    /// Whether the layers read the keys of others ([`LayerInputs::shared_keys`](crate::LayerInputs::shared_keys)):
+    /// their `key` and `value` may hold something else by now, and every key is read from the cache.
     pub shares_keys: bool,
 }
 

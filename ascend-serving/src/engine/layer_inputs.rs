@@ -144,10 +144,11 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     ///
     /// Key and value are the tensors that it was queued with. Any number of layers may share its keys, with queries,
     /// sinks and masks of their own; the cache counts those layers alone that have keys, and settings by a layer's
-    /// number ([`Backends::prefer`](crate::Backends::prefer), the layers of TriangleMix) are those of the layer that has
-    /// the keys. Keys come from the cache, also where no token of the step was cached before: backends that read the
-    /// step's own keys ([`CascadePrefill`](crate::CascadePrefill)) are passed over, over latents the queries are
-    /// absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)), and the tensors may hold something else by then.
+    /// number ([`Backends::prefer`](crate::Backends::prefer), the layers of TriangleMix) are those of the layer that
+    /// has the keys. Keys come from the cache, also where no token of the step was cached before: backends that read
+    /// the step's own keys ([`CascadePrefill`](crate::CascadePrefill)) are passed over, over latents the queries are
+    /// absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)), and the tensors may hold something else by
+    /// then.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {

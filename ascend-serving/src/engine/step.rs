@@ -155,9 +155,9 @@ struct LayerPlan<T: Element> {
 impl<'a, T: Element> Step<'a, T> {
     /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless it
     /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a
-    /// group with a mask plans for all its layers with it, and the first one that shares keys for the others that do, where
-    /// the plan of the layers with keys does not serve them. The attention is `[tokens, N, D]`; of latent attention the
-    /// [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
+    /// group with a mask plans for all its layers with it, and the first one that shares keys for the others that do,
+    /// where the plan of the layers with keys does not serve them. The attention is `[tokens, N, D]`; of latent
+    /// attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
     ///
     /// A layer of linear attention gets its [`DeltaTensors`], packed, with the padding of the metadata: its states take
     /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding. The first one
@@ -176,8 +176,9 @@ impl<'a, T: Element> Step<'a, T> {
     /// group; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`CacheWrite::plan`] and
     /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
-    /// too; a layer that shares keys is planned when it is queued, behind the one that wrote them. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
-    /// then. For a layer of linear attention as for
+    /// too; a layer that shares keys is planned when it is queued, behind the one that wrote them. With a [range
+    /// check](Attention::set_range_check) also the errors of its copies; the layer is queued then. For a layer of
+    /// linear attention as for
     /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), and
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<Tensor<T>> {
@@ -495,8 +496,8 @@ impl<'a, T: Element> Step<'a, T> {
     }
 }
 
-/// Refuses shared latents that the queries of a layer read elsewhere than in the cache: plain queries, and those of mixed
-/// steps, project the step's own.
+/// Refuses shared latents that the queries of a layer read elsewhere than in the cache: plain queries, and those of
+/// mixed steps, project the step's own.
 fn check_cached_latents<T: Element>(layer: usize, form: Option<LatentForm<'_, T>>) -> Result<(), Violation> {
     match form {
         None | Some(LatentForm::Absorbed) => Ok(()),

@@ -12,7 +12,8 @@ use crate::runtime::{Context, Platform};
 pub(super) struct CallCap(pub(super) Option<f64>);
 
 impl CallCap {
-    /// Refuses a cap that is no number of at least 1.2e-38 and finite in 32 bits, and any cap where the emulation of this process does not compute.
+    /// Refuses a cap that is no number of at least 1.2e-38 and finite in 32 bits, and any cap where the emulation of
+    /// this process does not compute.
     pub(super) fn admitted(self, context: &Context) -> Result<()> {
         let Some(cap) = self.0 else {
             return Ok(());
