@@ -200,6 +200,7 @@ impl SharedPrefix {
             mask: self.metadata.mask(),
             block_table: &self.block_table,
             recorded: false,
+            shares_keys: false,
         };
         let layer = LayerTensors {
             layer: 0,

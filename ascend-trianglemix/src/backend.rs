@@ -160,6 +160,10 @@ impl<T: Element> StepStage<T> for TriangleStep<T> {
         self.dense.memory().beside(self.triangle.memory())
     }
 
+    fn reads_own_keys(&self) -> bool {
+        !self.reads_cache
+    }
+
     fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         if !self.layers.contains(layer.layer) {
             return self.dense.launch_into(stream, layer, output);

@@ -231,8 +231,8 @@ pub(crate) struct Buffers<'a> {
     pub end: Tensor,
     /// `None` where the outputs are lost.
     pub out: Option<Tensor>,
-    /// Of each token the slot that its state is written to; empty where the state behind a sequence is written, by the
-    /// sequence's number.
+    /// Of each token the slot that its state is written to; empty for the kernel of chunks (`delta_chunks`) alone,
+    /// which writes the state behind a sequence by the sequence's number.
     pub slots: &'a [i64],
 }
 
@@ -254,6 +254,8 @@ pub(crate) unsafe fn run(problem: &DeltaRuleProblem, runs: (&[Run], bool), buffe
 ///
 /// As for [`run`].
 pub(super) unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
+    let tokens = runs.0.iter().map(|run| run.first + run.tokens).max().unwrap_or(0);
+    assert!(buffers.slots.len() >= tokens, "{} slots for {tokens} tokens", buffers.slots.len());
     for_each_head(problem, runs, buffers, |run, head| {
         let vectors = problem.key_dim.div_ceil(WIDTH);
         Scratch::with(|scratch| {
@@ -323,6 +325,8 @@ impl Kernel for Head<'_> {
             }
             for (at, &[beta, overlap, ..]) in self.scalars.iter().enumerate() {
                 let token = run.first + at;
+                // `run_under` has checked that each token has a slot.
+                let slot = buffers.slots[token] as usize;
                 let place = [token, head, first, 0];
                 let mut value = [[0.0; WIDTH]];
                 // SAFETY: the promise of `run`, by which the token is one of the tensors.
@@ -344,10 +348,7 @@ impl Kernel for Head<'_> {
                         let place = [run.start, head + row / value_dim, row % value_dim, 0];
                         buffers.begin.prefetch_row(CacheLevel::L1, place, dim);
                     }
-                    let Some(&slot) = buffers.slots.get(token) else {
-                        return;
-                    };
-                    let place = [slot as usize, head, first + row, 0];
+                    let place = [slot, head, first + row, 0];
                     let correction = Correction { decays, keys, correction };
                     // SAFETY: the promise of `run`, by which the slot is one of the pool, and this task's alone.
                     unsafe { buffers.end.write_corrected(simd, place, dim, state, correction) };

@@ -162,6 +162,10 @@ impl<T: Element> StepStage<T> for MxFp8Step {
         StepMemory::of_calls([self.plan.workspace_bytes()]).holding(held)
     }
 
+    fn reads_own_keys(&self) -> bool {
+        false
+    }
+
     fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         let (cache, scales) = mxfp8_cache(layer)?;
         // The lock is held until the call is queued; the next layer waits for it before it writes its own queries.

@@ -11,7 +11,7 @@ use crate::rules;
 
 use super::latent_tensors::LatentForm;
 use super::shown_keys;
-use super::step_call::StepCall;
+use super::step_call::{CallKeys, StepCall};
 use super::step_context::{LayerTensors, StepContext, merges_sinks, size};
 use super::step_memory::StepMemory;
 
@@ -56,6 +56,12 @@ impl<T: Element> StepProgram<T> {
         self
     }
 
+    /// Whether it may read the keys of the step from the layer's own tensors.
+    pub(super) fn reads_own_keys(&self) -> bool {
+        self.calls.iter().any(|call| call.keys == CallKeys::Own)
+            || self.stage.as_ref().is_some_and(|stage| stage.reads_own_keys())
+    }
+
     /// The lengths of each call.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = CallLengths<'_>> {
         self.calls.iter().map(StepCall::lengths)
@@ -64,10 +70,24 @@ impl<T: Element> StepProgram<T> {
     /// Refuses a program whose calls compute rows twice or not at all, read keys that their requests do not have, show
     /// keys that are hidden, or count sinks twice.
     pub(super) fn check(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<()> {
+        self.check_shared_keys(step)?;
         self.check_rows(step.metadata.tokens())?;
         self.check_latent(step, first)?;
         shown_keys::check(&self.calls, self.merge.as_deref(), self.leaves_keys_out, step)?;
         self.check_sinks(step, first)
+    }
+
+    /// Refuses keys of the step's own tensors for layers that share those of others.
+    fn check_shared_keys(&self, step: &StepContext<'_>) -> Result<(), Violation> {
+        match step.shares_keys && self.reads_own_keys() {
+            false => Ok(()),
+            true => Err(Violation::new(
+                &rules::STEP_SHARED_KEYS,
+                "the step's own keys in a layer that shares keys",
+                "cached keys alone",
+                "register a backend that reads every key from the cache, such as `FusedAttention`",
+            )),
+        }
     }
 
     /// Refuses a merge that counts the layer's sinks twice or never, or whose parts' log-sum-exps do not count them on
@@ -195,6 +215,12 @@ impl<T: Element> fmt::Debug for StepProgram<T> {
 pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
     /// The device memory that it needs besides the cache and the tensors of the layers.
     fn memory(&self) -> StepMemory;
+
+    /// Whether it may read [`LayerTensors::key`] and [`LayerTensors::value`], which layers that share keys do not have
+    /// ([`StepContext::shares_keys`]): such stages are refused there.
+    fn reads_own_keys(&self) -> bool {
+        true
+    }
 
     /// Queues the work of a layer on the stream of the step, into the layer's output.
     ///

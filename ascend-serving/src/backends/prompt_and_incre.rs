@@ -200,7 +200,10 @@ impl<T: Element> AttentionBackend<T> for PromptAndIncre {
             let refused = rules::BACKEND_PROMPT_AND_INCRE.broken("a layer with sinks", "layers without");
             return Err(refused.into());
         }
-        step.shape.check_no_soft_cap("PromptFlashAttention and IncreFlashAttention")?;
+        step.shape.check_no_soft_cap(
+            "PromptFlashAttention and IncreFlashAttention",
+            "emulate Atlas A2 or newer, with `FusedAttention`",
+        )?;
         if !first.cache.key.is_contiguous() || !first.cache.value.is_contiguous() {
             return Err(Violation::new(
                 &rules::BACKEND_PROMPT_AND_INCRE,
@@ -270,6 +273,10 @@ impl<T: Element> StepStage<T> for StepCalls<T> {
             PromptOrIncre::Prompt { plan, .. } => plan.workspace_bytes(),
         });
         StepMemory::of_calls(calls).holding([lock(&self.copied).bytes()])
+    }
+
+    fn reads_own_keys(&self) -> bool {
+        self.calls.iter().any(|(_, planned)| matches!(planned, PromptOrIncre::Prompt { .. }))
     }
 
     fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {

@@ -22,7 +22,8 @@ use super::step_context::{LayerTensors, StepContext, check_quantised_mask, quant
 use super::step_memory::StepMemory;
 
 /// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
-/// their blocks and dequantised to the query's type, the step's own tokens are used as they are, and one packed call
+/// their blocks and dequantised to the query's type, the step's own tokens are used as they are, where layers
+/// [share keys](crate::LayerInputs::shared_keys) copied as well, and one packed call
 /// (TND) attends to both, as [`FusedAttention`](crate::FusedAttention) does, with windows and sinks. Steps without
 /// cached tokens copy nothing and are that call alone.
 ///
@@ -60,12 +61,18 @@ impl RequestKeys {
         let (mut all, mut ends) = (Vec::new(), Vec::new());
         let (mut token, mut row) = (singles, 0usize);
         for (request, (new, cached)) in metadata.new_and_cached().enumerate().skip(singles) {
-            let rows = metadata.cached_rows([(request, causality.shown_from(cached)..cached)])?;
+            let copied = match step.shares_keys {
+                true => cached.saturating_add(new),
+                false => cached,
+            };
+            let rows = metadata.cached_rows([(request, causality.shown_from(cached)..copied)])?;
             let behind = row.saturating_add(rows.len());
-            let (own, end) = (token.saturating_add(new), behind.saturating_add(new));
-            all.push(Self { cached: rows, cached_rows: row..behind, own: token..own, own_rows: behind..end });
+            let next = token.saturating_add(new);
+            let own = if step.shares_keys { next..next } else { token..next };
+            let end = behind.saturating_add(own.len());
+            all.push(Self { cached: rows, cached_rows: row..behind, own, own_rows: behind..end });
             ends.push(end);
-            (token, row) = (own, end);
+            (token, row) = (next, end);
         }
         Ok((all, ends))
     }
@@ -182,7 +189,7 @@ impl<T: Element> DenseStep<T> {
         let [of_keys, of_values] = channel_scales(cache);
         keys.dequantise(stream, of_keys)?;
         values.dequantise(stream, of_values)?;
-        for request in &self.requests {
+        for request in self.requests.iter().filter(|request| !request.own.is_empty()) {
             for (rows, own) in [(keys, layer.key), (values, layer.value)] {
                 let hidden = size(&rows.dequantised, 1);
                 let own = own.narrow(0, request.own.clone())?;
@@ -200,6 +207,10 @@ impl<T: Element> StepStage<T> for DenseStep<T> {
         let dense = lock(&self.dense);
         let of_dense = dense.iter().map(DenseRows::workspace_bytes);
         StepMemory::of_calls(of_dense.chain([self.plan.workspace_bytes()])).holding(dense.iter().map(DenseRows::bytes))
+    }
+
+    fn reads_own_keys(&self) -> bool {
+        self.requests.iter().any(|request| !request.own.is_empty())
     }
 
     fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {

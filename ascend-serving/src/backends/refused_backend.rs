@@ -39,13 +39,15 @@ impl RefusedBackend {
 }
 
 impl RefusedBackend {
-    /// The refusal of a step that is bound to some backends, where registering another one changes nothing.
+    /// The refusal of a step that is bound to some backends, where registering another one changes nothing. Advice on
+    /// the call itself stays.
     pub(crate) fn of_bound_step(mut self) -> Self {
         let is_other = OTHER_STEPS.iter().any(|rule| self.why.breaks(rule));
         if let Error::Violation(violation) = &mut self.why
             && is_other
+            && (violation.fix == violation.rule.fix || violation.fix.starts_with("register "))
         {
-            violation.fix = "name a backend that is made for such steps where these are named".into();
+            violation.fix = "name, in the same flag or `Backends::for_steps`, a backend for such steps".into();
         }
         self
     }
@@ -93,7 +95,7 @@ fn rules_of(why: &Error) -> Vec<&'static Rule> {
 }
 
 /// The rules by which backends refuse steps that they are not made for.
-const OTHER_STEPS: [&Rule; 11] = [
+const OTHER_STEPS: [&Rule; 12] = [
     &rules::BACKEND_STEP,
     &rules::BACKEND_DECODE,
     &rules::BACKEND_SPLIT,
@@ -105,6 +107,7 @@ const OTHER_STEPS: [&Rule; 11] = [
     &rules::BACKEND_LATENT,
     &rules::BACKEND_CASCADE,
     &rules::BACKEND_SHARED_PREFIX,
+    &rules::STEP_SHARED_KEYS,
 ];
 
 /// The error of a step that no backend can serve, with the reason of each. Calls that another target takes come first,

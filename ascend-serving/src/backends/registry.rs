@@ -144,8 +144,8 @@ impl<T: Element> Backends<T> {
         self
     }
 
-    /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. A backend whose name is
-    /// registered already is left out. Where this list has no [`memory_limit`](Self::memory_limit), no
+    /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. A backend whose name
+    /// is registered already is left out. Where this list has no [`memory_limit`](Self::memory_limit), no
     /// [preference](Self::prefer) of a layer, or nothing [for a kind of step](Self::for_steps), that of the others
     /// applies.
     ///
@@ -207,9 +207,11 @@ impl<T: Element> Backends<T> {
     /// steps: where it refuses a step, the others are tried in their order. A later preference replaces an earlier one.
     ///
     /// A step plans once with each backend that its layers come to, when the first layer with a mask is planned, so
-    /// that a refusal comes before anything is written. Graphs record what layers prefer in steps that decode or, where
-    /// requests add several tokens, in those that [verify drafts](AttentionState::SpecDecoding), if anything is said of
-    /// them, and otherwise in those of [chunks](AttentionState::ChunkedPrefill).
+    /// that a refusal comes before anything is written; layers that [share keys](crate::LayerInputs::shared_keys), when
+    /// the first of them is queued, where the plan of those with keys does not serve them. Graphs record what layers
+    /// prefer in steps that decode or, where requests add several tokens, in those that [verify
+    /// drafts](AttentionState::SpecDecoding), if anything is said of them, and otherwise in those of
+    /// [chunks](AttentionState::ChunkedPrefill).
     ///
     /// ```
     /// use ascend_attention::bf16;

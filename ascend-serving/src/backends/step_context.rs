@@ -65,25 +65,25 @@ impl AttentionShape {
         self
     }
 
-    /// Refuses a cap on behalf of an operator that computes none, not even on the emulation.
+    /// Refuses a cap on behalf of an operator that computes none, not even on the emulation, with what mends the call.
     ///
     /// # Errors
     /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP).
-    pub(crate) fn check_no_soft_cap(&self, operator: &str) -> Result<(), Violation> {
+    pub(crate) fn check_no_soft_cap(&self, operator: &str, fix: &'static str) -> Result<(), Violation> {
         match self.emulated_only_soft_cap {
             None => Ok(()),
             Some(cap) => Err(Violation::new(
                 &rules::OPTION_SOFT_CAP,
                 format_args!("a cap of {cap} in a call of {operator}"),
                 "a cap in calls of FusedInferAttentionScore alone, on the emulation",
-                "register `FusedAttention` or another backend of FusedInferAttentionScore for this model, over a cache \
-                 of all its keys",
+                fix,
             )),
         }
     }
 
-    /// Refuses query heads that are no multiple of the key heads, a cap that is not above 0 and finite, a scale that
-    /// makes every key weigh the same or none anything, and the inverse of the usual scale.
+    /// Refuses query heads that are no multiple of the key heads, a cap that is no number of at least 1.2e-38 and
+    /// finite in 32 bits, a scale that makes every key weigh the same or none anything, and the inverse of the usual
+    /// scale.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for these.
@@ -98,7 +98,7 @@ impl AttentionShape {
             .fix("give the heads of the model, query heads a multiple of the key heads"));
         }
         if let Some(cap) = self.emulated_only_soft_cap.filter(|cap| SoftCap::new(*cap).is_none()) {
-            return Err(Error::invalid("AttentionShape.emulated_only_soft_cap", cap, "above 0, and finite in 32 bits")
+            return Err(Error::invalid("AttentionShape.emulated_only_soft_cap", cap, SoftCap::ALLOWED)
                 .fix("give the cap of the model's configuration, or none where it has none or 0"));
         }
         let held = score_scale(self.scale);
@@ -209,6 +209,9 @@ pub struct StepContext<'a> {
     /// Whether a graph replays the program for steps of other lengths: its calls may differ in lengths, blocks and the
     /// contents of named masks alone then.
     pub recorded: bool,
+    /// Whether the layers read the keys of others ([`LayerInputs::shared_keys`](crate::LayerInputs::shared_keys)):
+    /// their `key` and `value` may hold something else by now, and every key is read from the cache.
+    pub shares_keys: bool,
 }
 
 /// The tensors of one layer.

@@ -25,6 +25,7 @@ pub struct StepPlan<T: Element> {
     calls: Vec<PlannedCall>,
     merge: Option<PlannedMerge<T>>,
     stage: Option<Box<dyn StepStage<T>>>,
+    reads_own_keys: bool,
     /// Shapes of the planned queries.
     queries: Vec<Vec<usize>>,
     /// The form of the planned queries over latents.
@@ -134,7 +135,7 @@ impl<T: Element> StepPlan<T> {
         first: &LayerTensors<'_, T>,
         columns: Option<usize>,
     ) -> Result<Self> {
-        let merged = program.merge.is_some();
+        let (merged, reads_own_keys) = (program.merge.is_some(), program.reads_own_keys());
         let calls = program.calls.into_iter();
         let calls = calls.map(|call| PlannedCall::new(call, step, first, (columns, merged)));
         let calls: Vec<_> = calls.collect::<Result<_>>()?;
@@ -165,11 +166,17 @@ impl<T: Element> StepPlan<T> {
             calls,
             merge,
             stage: program.stage,
+            reads_own_keys,
             queries: first.queries().map(|(_, query)| query.shape().to_vec()).collect(),
             form: first.latent_form(),
             stream: PlannedStream::of(step.stream),
             block_table: step.block_table.clone(),
         })
+    }
+
+    /// Whether it may read the keys of the step from the layer's own tensors.
+    pub(crate) fn reads_own_keys(&self) -> bool {
+        self.reads_own_keys
     }
 
     /// The device memory that the plan needs besides the cache and the tensors of the layers. The output of a layer

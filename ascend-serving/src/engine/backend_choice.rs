@@ -210,7 +210,15 @@ impl<T: Element> LayerGroup<T> {
         let key = rows(shape.kv_heads, shape.head_dim)?;
         let value = rows(shape.kv_heads, self.cache.shape().value_dim)?;
         let (cache, quantised) = self.cache.tensors(layer)?;
-        let context = StepContext { stream, shape, metadata, mask, block_table: &block_table, recorded: false };
+        let context = StepContext {
+            stream,
+            shape,
+            metadata,
+            mask,
+            block_table: &block_table,
+            recorded: false,
+            shares_keys: false,
+        };
         let tensors = LayerTensors {
             layer,
             query: &query,

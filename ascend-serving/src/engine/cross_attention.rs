@@ -374,6 +374,7 @@ impl<T: Element> CrossStep<'_, T> {
             mask: &LayerMask::Causality(Causality::Bidirectional),
             block_table: &self.block_table,
             recorded: false,
+            shares_keys: false,
         };
         // The decoder's own keys are no part of the call.
         let layer = LayerTensors {

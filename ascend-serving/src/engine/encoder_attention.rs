@@ -120,7 +120,10 @@ impl EncoderAttention {
             Ok(Calls::Batched(planned(&runs, plan)?))
         };
         let prompts = || {
-            shape.check_no_soft_cap("PromptFlashAttention")?;
+            shape.check_no_soft_cap(
+                "PromptFlashAttention",
+                "emulate a product whose FusedInferAttentionScore takes packed or batched rows",
+            )?;
             let runs = runs_of(lengths.lengths(), PromptCall::MOST_CARD_SEQUENCES as usize);
             let plan = |run: &Run| {
                 let [query, key, value] = run.flat_parts([query, key, value])?;

@@ -134,10 +134,21 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     }
 
     /// Attends without writing (`save_kv_cache = False`), to keys of a layer that was queued before in the step (Gemma
-    /// 3n, Hunyuan): the number in [`Step::forward`](crate::Step::forward) is that of this layer, and key and value are
-    /// the tensors that it was queued with. Any number of layers may share its keys, with queries, sinks and masks of
-    /// their own; the cache counts those layers alone that have keys. Keys come from the cache, also where no token of
-    /// the step was cached before.
+    /// 3n, Hunyuan). Pass the number of the layer that has the keys to [`Step::forward`](crate::Step::forward); number
+    /// those layers alone, from 0. Where the layers 0 and 2 of a model have keys, 1 reads those of 0, and 3 of 2:
+    ///
+    /// ```text
+    /// layer of the model  0           1                         2           3
+    /// call                forward(0)  forward(0), shared_keys   forward(1)  forward(1), shared_keys
+    /// ```
+    ///
+    /// Key and value are the tensors that it was queued with. Any number of layers may share its keys, with queries,
+    /// sinks and masks of their own; the cache counts those layers alone that have keys, and settings by a layer's
+    /// number ([`Backends::prefer`](crate::Backends::prefer), the layers of TriangleMix) are those of the layer that
+    /// has the keys. Keys come from the cache, also where no token of the step was cached before: backends that read
+    /// the step's own keys ([`CascadePrefill`](crate::CascadePrefill)) are passed over, over latents the queries are
+    /// absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)), and the tensors may hold something else by
+    /// then.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {

@@ -127,7 +127,7 @@ impl<T: Element> NativeSparse<T> {
             "make the cache of the shape `CacheShape::new(layers, kv_heads, 192).value_dim(128)`",
         )?;
         shape.check_cache(&cache.shape())?;
-        shape.check_no_soft_cap("native sparse attention")?;
+        shape.check_no_soft_cap("native sparse attention", "attend densely by `Attention`")?;
         let compression = Compression { block, stride };
         check_compression(&cache, compression)?;
         let rows = CompressedRows::new(compression, cache.pool().block_size())?;

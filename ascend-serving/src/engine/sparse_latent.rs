@@ -124,7 +124,7 @@ impl<T: Element> SparseLatent<T> {
             )?;
         }
         self.shape.check_cache(&latents.shape())?;
-        self.shape.check_no_soft_cap("SparseFlashAttention")?;
+        self.shape.check_no_soft_cap("SparseFlashAttention", "attend densely by `Attention`")?;
         latents.pool().check_same(
             index_keys.pool(),
             "index keys",

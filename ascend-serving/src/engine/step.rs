@@ -2,10 +2,12 @@
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::delta_rule::DeltaTensors;
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::backends::{LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan, check_deterministic};
-use crate::batch::{AttentionMetadata, LayerMask};
+use crate::backends::{
+    LatentForm, LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan, check_deterministic,
+};
+use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, CopiesIn, StepLease, no_layer};
 use crate::rules;
@@ -17,7 +19,7 @@ use super::layer_group::LayerGroup;
 use super::layer_inputs::{AnyLayerInputs, LayerInputs};
 use super::linear_step::{LinearStep, STATES_AGAIN, check_states_causal, check_whole};
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
-use super::range_check::{latent_tensors, packed_inputs, packed_tensors};
+use super::range_check::{CheckedTensor, LayerTensor, latent_tensors, packed_inputs, packed_tensors};
 
 impl<T: Element> Attention<T> {
     /// Begins a step on a stream: copies the block table to the device, and queues copies of blocks that another
@@ -127,7 +129,7 @@ pub struct Step<'a, T: Element> {
 #[derive(Debug)]
 struct GroupStep<'a, T: Element> {
     metadata: &'a AttentionMetadata,
-    /// The metadata of layers that share keys: they read their keys from the cache in every step.
+    /// The metadata of layers that share keys in a step whose other layers read no cache.
     cached: Option<AttentionMetadata>,
     block_table: BlockTable,
     /// The write that the first layer has prepared for all layers.
@@ -139,11 +141,12 @@ struct GroupStep<'a, T: Element> {
     keys_of: Vec<Option<[usize; 2]>>,
 }
 
-/// The plan of the layers that have the same mask, read their keys from the same place and prefer the same backend.
+/// The plan of the layers that have the same mask, make the step one of the same kind and prefer the same backend.
 #[derive(Debug)]
 struct LayerPlan<T: Element> {
     mask: LayerMask,
-    reads_cache: bool,
+    state: AttentionState,
+    shares_keys: bool,
     plan: PreferredPlan<T>,
     /// Those of the first layer with the mask.
     input_kinds: InputKinds,
@@ -152,8 +155,9 @@ struct LayerPlan<T: Element> {
 impl<'a, T: Element> Step<'a, T> {
     /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless it
     /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a
-    /// group with a mask plans for all its layers with it. The attention is `[tokens, N, D]`; of latent attention the
-    /// [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
+    /// group with a mask plans for all its layers with it, and the first one that shares keys for the others that do,
+    /// where the plan of the layers with keys does not serve them. The attention is `[tokens, N, D]`; of latent
+    /// attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
     ///
     /// A layer of linear attention gets its [`DeltaTensors`], packed, with the padding of the metadata: its states take
     /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding. The first one
@@ -166,14 +170,15 @@ impl<'a, T: Element> Step<'a, T> {
     /// none, or none where it had, and for queries over latents in another form,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
     /// [`STEP_SHARED_KEYS`](crate::rules::STEP_SHARED_KEYS) for [shared keys](LayerInputs::shared_keys) of one that was
-    /// not,
+    /// not, and for shared latents whose queries are not absorbed,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for a mask that shows tokens which sequences gave back,
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for one that shows more than the causality of the layer's
     /// group; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves the step; as for [`CacheWrite::plan`] and
     /// [`PagedKvCache::write`](crate::kv::PagedKvCache::write). Nothing is written unless attention could be planned
-    /// too. With a [range check](Attention::set_range_check) also the errors of its copies; the layer is queued
-    /// then. For a layer of linear attention as for
+    /// too; a layer that shares keys is planned when it is queued, behind the one that wrote them. With a [range
+    /// check](Attention::set_range_check) also the errors of its copies; the layer is queued then. For a layer of
+    /// linear attention as for
     /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), and
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<Tensor<T>> {
@@ -299,9 +304,19 @@ impl<'a, T: Element> Step<'a, T> {
             return Ok(());
         };
         let tensors = [inputs.query, inputs.key, inputs.value];
+        // Shared keys were checked when they were written, and their tensors may hold something else by now.
+        let is_checked = |checked: &CheckedTensor<'_, T>| {
+            !(inputs.shares_keys && matches!(checked.tensor, LayerTensor::Key | LayerTensor::Value))
+        };
         match &inputs.latent {
-            Some(latent) => checker.check(self.stream, layer, latent_tensors(tensors, latent, output)),
-            None => checker.check(self.stream, layer, packed_tensors(tensors, output)),
+            Some(latent) => {
+                let tensors = latent_tensors(tensors, latent, output);
+                checker.check(self.stream, layer, tensors.filter(is_checked))
+            }
+            None => {
+                let tensors = packed_tensors(tensors, output).into_iter();
+                checker.check(self.stream, layer, tensors.filter(is_checked))
+            }
         }
     }
 
@@ -369,9 +384,13 @@ impl<'a, T: Element> Step<'a, T> {
             let given = format_args!("shared keys of layer {layer} in other tensors than it was queued with");
             return Err(rules::STEP_SHARED_KEYS.broken(given, "the same key and value").into());
         }
+        if shares_keys {
+            check_cached_latents(layer, latent.map(|latent| latent.form))?;
+        }
         let slots = metadata.slots();
         let metadata = match shares_keys {
             false => *metadata,
+            true if metadata.state().reads_cache() => *metadata,
             true => cached.get_or_insert_with(|| {
                 let mut cached = metadata.clone();
                 cached.read_cache();
@@ -380,7 +399,8 @@ impl<'a, T: Element> Step<'a, T> {
         };
         let mask = inputs.mask.unwrap_or(metadata.mask());
         let shape = layers.shape;
-        let context = StepContext { stream: self.stream, shape, metadata, mask, block_table, recorded: false };
+        let context =
+            StepContext { stream: self.stream, shape, metadata, mask, block_table, recorded: false, shares_keys };
         // Clones of the handles, since writing borrows the cache mutably.
         let (layer_cache, quantised) = layers.cache.tensors(place.layer)?;
         let tensors = LayerTensors {
@@ -396,9 +416,13 @@ impl<'a, T: Element> Step<'a, T> {
         check_layer(&context, &tensors)?;
         tensors.check_outputs(into)?;
         let preferred = layers.backends.preferred(place.layer, metadata.state());
-        let reads_cache = metadata.state().reads_cache();
+        let state = metadata.state();
         let is_own = |known: &LayerPlan<T>| {
-            known.mask == *mask && known.reads_cache == reads_cache && known.plan.preferred == preferred
+            let fits = match shares_keys {
+                true => !known.plan.selected.plan.reads_own_keys(),
+                false => !known.shares_keys,
+            };
+            fits && known.mask == *mask && known.state == state && known.plan.preferred == preferred
         };
         let at = match planned.iter().position(is_own) {
             Some(at) => at,
@@ -409,12 +433,12 @@ impl<'a, T: Element> Step<'a, T> {
                 let input_kinds = InputKinds::of(&tensors);
                 let plans = layers.backends.plan_layers(&context, &tensors, layers.cache.shape().layers)?;
                 // That of this layer is the first of them.
-                let of_layers = |plan| LayerPlan { mask: mask.clone(), reads_cache, plan, input_kinds };
+                let of_layers = |plan| LayerPlan { mask: mask.clone(), state, shares_keys, plan, input_kinds };
                 planned.extend(plans.into_iter().map(of_layers));
                 at
             }
         };
-        if let Some(plan) = plan_of.get_mut(place.layer) {
+        if let Some(plan) = plan_of.get_mut(place.layer).filter(|_| !shares_keys) {
             *plan = Some(at);
         }
         let planned = &planned[at];
@@ -439,7 +463,8 @@ impl<'a, T: Element> Step<'a, T> {
         launch(&planned.plan.selected.plan, self.stream, &tensors)
     }
 
-    /// The backend and plan that serve a layer of the model, once it is planned.
+    /// The backend and plan that serve a layer of the model, once it is planned, and not those of layers that share its
+    /// keys.
     pub fn selected(&self, layer: usize) -> Option<&SelectedBackend<T>> {
         let place = self.attention.places.get(layer)?;
         let step = self.groups.get(place.group)?;
@@ -468,5 +493,20 @@ impl<'a, T: Element> Step<'a, T> {
     /// The leases that keep blocks from being handed out while the step may read them, one for each group of layers.
     pub fn leases(&self) -> &[StepLease<'a, Stream>] {
         &self.leases
+    }
+}
+
+/// Refuses shared latents that the queries of a layer read elsewhere than in the cache: plain queries, and those of
+/// mixed steps, project the step's own.
+fn check_cached_latents<T: Element>(layer: usize, form: Option<LatentForm<'_, T>>) -> Result<(), Violation> {
+    match form {
+        None | Some(LatentForm::Absorbed) => Ok(()),
+        Some(form) => Err(Violation::new(
+            &rules::STEP_SHARED_KEYS,
+            format_args!("shared latents of layer {layer} for queries in the form {:?}", form.kind()),
+            "absorbed queries, which read latents from the cache",
+            "absorb the queries of layers that share latents (`LatentForm::Absorbed`), or give the layer latents of \
+             its own",
+        )),
     }
 }

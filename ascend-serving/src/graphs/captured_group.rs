@@ -358,7 +358,7 @@ impl CapturedGroup {
         mask: &'a LayerMask,
         block_table: &'a BlockTable,
     ) -> StepContext<'a> {
-        StepContext { stream, shape: self.heads, metadata, mask, block_table, recorded: true }
+        StepContext { stream, shape: self.heads, metadata, mask, block_table, recorded: true, shares_keys: false }
     }
 
     fn layer_tensors<'a, T: Element>(

@@ -76,7 +76,7 @@ impl RingAttention {
     /// [`Device::stream`](ascend_attention::Device::stream).
     pub fn new(communicator: Communicator, shape: AttentionShape) -> Result<Self> {
         shape.check()?;
-        shape.check_no_soft_cap("FlashAttentionScore")?;
+        shape.check_no_soft_cap("FlashAttentionScore", "attend by `ContextAttention`")?;
         let ring = communicator.device().stream()?;
         let (rank, ranks) = (communicator.rank(), communicator.size());
         Ok(Self { communicator: Some(communicator), rank, ranks, shape, ring })
@@ -114,8 +114,8 @@ impl RingAttention {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE), and [`STEP_TOKENS`](crate::rules::STEP_TOKENS) or
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes: nothing was exchanged;
     /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) on every rank where ranks differ in tokens, heads, element type or
-    /// scale: nothing was computed. Later errors, as for planning the calls, of launches and of HCCL: the rank has left,
-    /// and the other ranks are told as for [`ContextAttention`](crate::ContextAttention).
+    /// scale: nothing was computed. Later errors, as for planning the calls, of launches and of HCCL: the rank has
+    /// left, and the other ranks are told as for [`ContextAttention`](crate::ContextAttention).
     pub fn forward<T: Element>(
         &mut self,
         stream: &Stream,

@@ -390,6 +390,7 @@ fn planned(
         mask: metadata.mask(),
         block_table: &block_table,
         recorded: false,
+        shares_keys: false,
     };
     let query = packed::<bf16>(&stream, &[0, 1], 0, 0, HEADS);
     let [key, value] = [1, 2].map(|what| packed::<bf16>(&stream, &[0, 1], 0, what, KV_HEADS));

@@ -41,6 +41,7 @@ fn check(stream: &Stream, cache: &PagedKvCache<bf16>, backends: Backends<bf16>) 
         mask: metadata.mask(),
         block_table: &block_table,
         recorded: false,
+        shares_keys: false,
     };
     let selected = backends.plan(&step, &layer).unwrap();
     let attention = || {

@@ -11,8 +11,9 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, BackendFlags, Backends, BatchRequest, BatchSettings, CascadePrefill,
-    Causality, Error, FusedAttention, GraphLimits, SharedPrefixDecode, SplitDecode, rules,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendFlags, Backends,
+    BatchRequest, BatchSettings, CascadePrefill, Causality, Error, FusedAttention, GraphLimits, LayerTensors, Result,
+    SharedPrefixDecode, SplitDecode, StepContext, StepProgram, rules,
 };
 use ascend_testing::steps::{BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on};
 use proptest::prelude::*;
@@ -186,14 +187,36 @@ fn a_step_that_a_flag_binds_is_told_to_name_another_backend_there() {
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let refused = step.forward(0, (&rows, &rows, &rows)).unwrap_err().to_string();
     assert!(refused.contains("binds steps of this kind"), "{refused}");
-    assert!(refused.contains("where these are named") && !refused.contains("register a"), "{refused}");
+    assert!(
+        refused.contains("in the same flag or `Backends::for_steps`") && !refused.contains("register a"),
+        "{refused}"
+    );
+}
+
+/// Fused attention under another name.
+struct Renamed;
+
+impl AttentionBackend<bf16> for Renamed {
+    fn name(&self) -> &'static str {
+        "renamed"
+    }
+
+    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, bf16>) -> Result<StepProgram<bf16>> {
+        FusedAttention.program(step, first)
+    }
 }
 
 #[test]
 fn graphs_that_verify_drafts_record_the_backend_of_their_flag() {
     let stream = harness::stream();
-    for (verify, wanted) in [(None, "fused"), (Some("batched_queries"), "batched_queries")] {
-        let flags = BackendFlags { all: Some("fused"), decode: Some("paged_decode"), prefill: None, verify };
+    let cases = [
+        (None, None, "fused"),
+        (None, Some("batched_queries"), "batched_queries"),
+        (Some("batched_queries"), None, "batched_queries"),
+        (Some("batched_queries"), Some("fused"), "fused"),
+    ];
+    for (prefill, verify, wanted) in cases {
+        let flags = BackendFlags { all: Some("fused"), decode: Some("paged_decode"), prefill, verify };
         let shape = CacheShape::new(1, 1, DIM);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
         let backends = flags.backends(stream.device()).unwrap();
@@ -203,6 +226,19 @@ fn graphs_that_verify_drafts_record_the_backend_of_their_flag() {
             attention.capture(&stream, Causality::Causal, &limits).unwrap().backend(0)
         };
         assert_eq!([recorded(1), recorded(3)], [Some("paged_decode"), Some(wanted)]);
+    }
+    // What a layer prefers in steps that verify drafts, and in those of chunks where nothing is said of the former.
+    for state in [AttentionState::SpecDecoding, AttentionState::ChunkedPrefill] {
+        let shape = CacheShape::new(2, 1, DIM);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 8, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+        let backends = Backends::none().with(FusedAttention).with(Renamed);
+        let backends = backends.prefer([1], &[state], "renamed").unwrap();
+        let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+        for (each, wanted) in [(1, "fused"), (3, "renamed")] {
+            let limits = GraphLimits::new([2], 300).tokens_each(each);
+            let graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
+            assert_eq!([0, 1].map(|layer| graphs.backend(layer)), [Some("fused"), Some(wanted)], "{state:?}");
+        }
     }
 }
 

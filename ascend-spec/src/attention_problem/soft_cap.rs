@@ -6,7 +6,11 @@
 pub struct SoftCap(f64);
 
 impl SoftCap {
-    /// A cap that is above 0 and finite in 32 bits, with a finite inverse there; `None` for another number.
+    /// What [`new`](Self::new) takes.
+    pub const ALLOWED: &str = "a number of at least 1.2e-38, finite in 32 bits";
+
+    /// A cap of at least 1.2e-38, the smallest normal number of 32 bits, that is finite in 32 bits, and so has a finite
+    /// inverse there; `None` for another number.
     pub fn new(cap: f64) -> Option<Self> {
         let held = cap as f32;
         (held.is_normal() && held > 0.0).then_some(Self(cap))

@@ -194,7 +194,7 @@ impl FusedInferAttention {
     /// # Errors
     /// Before any function of the operator is called: [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE)
     /// without a [`scale`](Self::scale), for heads beyond INT64, or for a
-    /// [cap](Self::emulated_only_soft_cap) that is not above 0 and finite;
+    /// [cap](Self::emulated_only_soft_cap) below 1.2e-38 or not finite in 32 bits;
     /// [`EMULATED_ONLY`](crate::rules::EMULATED_ONLY) for a cap on a platform that is not emulated;
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for lengths beyond INT64;
     /// [`Error::Violation`](crate::Error::Violation) for a broken rule or lint,

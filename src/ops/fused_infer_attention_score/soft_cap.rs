@@ -12,13 +12,14 @@ use crate::runtime::{Context, Platform};
 pub(super) struct CallCap(pub(super) Option<f64>);
 
 impl CallCap {
-    /// Refuses a cap that is no number above 0, and any cap where the emulation of this process does not compute.
+    /// Refuses a cap that is no number of at least 1.2e-38 and finite in 32 bits, and any cap where the emulation of
+    /// this process does not compute.
     pub(super) fn admitted(self, context: &Context) -> Result<()> {
         let Some(cap) = self.0 else {
             return Ok(());
         };
         if SoftCap::new(cap).is_none() {
-            return Err(Error::invalid("soft_cap", cap, "a number above 0, and finite in 32 bits")
+            return Err(Error::invalid("soft_cap", cap, SoftCap::ALLOWED)
                 .fix("give the cap of the model's configuration, such as 50, or leave it out where it has none or 0"));
         }
         match context.runtime().platform() {
@@ -38,7 +39,9 @@ impl CallCap {
     /// Prepares calls whose scores the emulation caps.
     pub(super) fn prepare<R>(self, prepare: impl FnOnce() -> R) -> R {
         #[cfg(feature = "emulation")]
-        let _capped = self.0.and_then(ascend_emu::emulated_only::soft_cap_scope);
+        if let Some(cap) = self.0.and_then(SoftCap::new) {
+            return ascend_emu::emulated_only::with_soft_cap(cap, prepare);
+        }
         prepare()
     }
 }

@@ -64,10 +64,11 @@ proptest! {
 
     #[test]
     fn capped_scores_agree_with_the_oracle(
-        seed: u64, path in 0..5usize, level: usize, single: bool, cap in sample::select(vec![0.5, 3.0, 50.0, 1e6]),
+        seed: u64, path in 0..6usize, level: usize, single: bool, cap in sample::select(vec![0.5, 3.0, 50.0, 1e6]),
     ) {
-        let paths = [dense::dense, paths::packed, paths::paged, paths::latent, quantised::quantised];
-        let single = (single && path < 4).then_some(DType::Float);
+        let paths =
+            [dense::dense, paths::packed, paths::paged, paths::latent, paths::biased, quantised::quantised];
+        let single = (single && path < 5).then_some(DType::Float);
         let levels = levels();
         let level = levels[level % levels.len()];
         let call = paths[path](seed);

@@ -362,6 +362,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
         mask: metadata.mask(),
         block_table: &table,
         recorded: false,
+        shares_keys: false,
     };
     type Rows<'a> = LatentRows<'a, bf16>;
     let to_zeros = |to: &UpProjected<bf16>| -> Result<()> {

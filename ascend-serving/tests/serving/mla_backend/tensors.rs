@@ -38,6 +38,7 @@ fn planned(
         mask: metadata.mask(),
         block_table: &table,
         recorded: false,
+        shares_keys: false,
     };
     let [latent, key_rope] = [LATENT, ROPE].map(|dim| zeros(stream, [metadata.tokens(), 1, dim]));
     let layer = LayerTensors {
