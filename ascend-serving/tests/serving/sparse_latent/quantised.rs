@@ -236,6 +236,13 @@ fn rows_and_scales_move_with_their_tokens() {
     };
     let before = read(&sparse, slot(20));
     assert_ne!(read(&sparse, slot(3)), before);
+    // Tokens move in neither cache alone.
+    let old = read(&sparse, slot(3));
+    let alone = sparse.index_keys_mut().move_tokens(&stream, &sequence, [(20, 3)]);
+    refused(alone, &rules::CACHE_PAIRED, &["`SparseLatent::move_tokens`"]);
+    let alone = sparse.latents_mut().move_tokens(&stream, &sequence, [(20, 3)]);
+    refused(alone, &rules::CACHE_PAIRED, &["`SparseLatent::move_tokens`"]);
+    assert_eq!(read(&sparse, slot(3)), old);
     sparse.move_tokens(&stream, &sequence, [(20, 3)]).unwrap();
     assert_eq!(read(&sparse, slot(3)), before);
     // A token that one cache alone has computed moves in neither.
