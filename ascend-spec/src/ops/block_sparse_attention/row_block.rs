@@ -3,6 +3,7 @@
 use super::rules::CONTENTS;
 use super::{BlockSparseCall, BlockSparseProblem, BlockSparseSequence};
 use crate::Violation;
+use crate::rule::broken;
 use std::fmt;
 use std::ops::Range;
 
@@ -148,9 +149,11 @@ impl BlockSparseProblem {
         let Some(mask) = mask.filter(|_| ragged) else {
             return match ragged {
                 false => Ok(()),
-                true => Err(CONTENTS.broken(
+                true => Err(broken(
+                    &CONTENTS,
                     "a mask that the host does not know, for sequences with fewer blocks of keys than it has",
                     "masks that the host knows, or sequences with as many blocks of keys",
+                    "make the mask by `BlockMask::upload`, or a call for sequences with the same number of blocks",
                 )),
             };
         };
