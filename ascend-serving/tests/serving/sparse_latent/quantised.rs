@@ -61,7 +61,7 @@ fn tensors_that_the_quantised_operators_do_not_take_are_named() {
         refused(outcome, &rules::QUANTISED_FINITE, &[word, "the index query", "range_report"]);
         let key = with(&stream, &index.key, 2 * INDEX + 5, bad);
         let outcome = step.choose(0, IndexerTensors { key: &key, ..tensors });
-        refused(outcome, &rules::QUANTISED_FINITE, &[word, "the key", "range_report"]);
+        refused(outcome, &rules::QUANTISED_FINITE, &[word, "the index key", "range_report"]);
     }
     let choice = step.choose(0, tensors).unwrap();
 
@@ -76,7 +76,7 @@ fn tensors_that_the_quantised_operators_do_not_take_are_named() {
         let latent = with(&stream, &joined.latent, row * LATENT + 7, bf16::NAN);
         let mut tensors = joined.tensors(&choice);
         tensors.latent = &latent;
-        let word = format!("row {row} of the key");
+        let word = format!("row {row} of the latent");
         refused(step.forward(0, tensors), &rules::QUANTISED_FINITE, &["NaN", &word]);
     }
     // What it advises.
