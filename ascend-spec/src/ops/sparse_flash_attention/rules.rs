@@ -215,6 +215,18 @@ impl SparseFlashCall<'_> {
         }
     }
 
+    /// Refuses a number of query heads that no call on `target` has.
+    ///
+    /// # Errors
+    /// [`Violation`] by [`HEADS`].
+    pub fn check_heads(target: Target, heads: i64) -> Result<(), Violation> {
+        let verdict = match target.is_950() {
+            true => HEADS.takes(heads, 1..=MOST_HEADS),
+            false => HEADS.takes(heads, POWERS),
+        };
+        verdict.fix(|| heads_fix(&HEADS, heads))
+    }
+
     fn softmax(&self) -> [(&'static str, Option<TensorDesc>); 2] {
         [("softmaxMax", self.softmax_max), ("softmaxSum", self.softmax_sum)]
     }
@@ -295,11 +307,7 @@ impl SparseFlashCall<'_> {
         if layout_kv != TokenLayout::PaBsnd {
             HEAD_DIM.takes(Named("key", key_head[1]), DIM)?;
         }
-        let heads = match target.is_950() {
-            true => HEADS.takes(head[0], 1..=MOST_HEADS),
-            false => HEADS.takes(head[0], POWERS),
-        };
-        heads.fix(|| heads_fix(&HEADS, head[0]))?;
+        Self::check_heads(target, head[0])?;
         shaped(&KEY_ROWS, "value", value, key_rows, &[1, if self.value.is_some() { DIM } else { key_head[1] }])?;
         if let (Some(query_rope), Some(key_rope)) = (&self.query_rope, &self.key_rope) {
             shaped(&QUERY_ROPE, "queryRope", query_rope, rows, &[head[0], ROPE_DIM])?;
