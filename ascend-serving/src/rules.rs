@@ -92,6 +92,9 @@ ascend_attention::spec::library_rules! {
     CACHE_QUANTISED = "cache.quantised",
         "a quantised cache is read and written with its scales, and a cache of the query's type without any",
         "read `PagedKvCache::quantised_layer` with its scales, or make the cache by `PagedKvCache::new`";
+    CACHE_PAIRED = "cache.paired",
+        "tokens of latents and of their index keys move together",
+        "move them by `SparseLatent::move_tokens`, which moves them in both caches";
     QUANTISED_SCALE = "quantised.scale",
         "the scales of a quantised cache are numbers of the query's type above 0, one for each layer, head and "
         "element",

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use ascend_spec::UnreleasedTarget;
-use ascend_spec::declared::DeclaredOperator;
+use ascend_spec::declared::{AnyArguments, DeclaredOperator};
+use ascend_spec::{TensorDesc, UnreleasedTarget};
 
 /// Why a file is not a case, or a case cannot be written.
 ///
@@ -187,6 +187,14 @@ pub enum CaseError {
 }
 
 impl CaseError {
+    /// Refuses an argument that a version of the operator, counted from 1, does not have.
+    pub(super) fn check_unread(arguments: &AnyArguments<TensorDesc>, version: u8) -> Result<(), Self> {
+        match arguments.unread(version) {
+            None => Ok(()),
+            Some(parameter) => Err(Self::UnreadArgument { argument: parameter.name, version }),
+        }
+    }
+
     pub(super) fn malformed(key: &'static str, value: &str, expected: &'static str) -> Self {
         Self::Malformed { key, value: shortened(value), expected }
     }

@@ -505,10 +505,8 @@ impl<A: CaseArguments> Case<A> {
                 return Err(CaseError::MissingTensor(name.into()));
             }
         }
-        if let Some(version) = self.op_version
-            && let Some(parameter) = self.describe_on(None).unread(version)
-        {
-            return Err(CaseError::UnreadArgument { argument: parameter.name, version });
+        if let Some(version) = self.op_version {
+            CaseError::check_unread(&self.describe_on(None), version)?;
         }
         for (name, expected) in &self.expected {
             if expected.dtype() != expected_dtype(name) {

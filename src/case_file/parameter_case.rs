@@ -53,8 +53,8 @@ impl ParameterCase {
     /// Reads one line.
     ///
     /// # Errors
-    /// [`CaseError::NotJson`] for a line that is no such object; the errors of case files for unknown names and
-    /// values.
+    /// [`CaseError::NotJson`] for a line that is no such object, [`CaseError::UnreadArgument`] for an argument that the
+    /// named version does not have; the errors of case files for unknown names and values.
     pub fn from_json(line: &str) -> Result<Self, CaseError> {
         let broken = |what: &dyn std::fmt::Display| {
             // The quoted part of the line may hold anything.
@@ -133,6 +133,9 @@ impl ParameterCase {
         }
         if case.id.is_empty() {
             return Err(CaseError::MissingKey("id"));
+        }
+        if let Some(version) = case.version {
+            CaseError::check_unread(&case.arguments, version)?;
         }
         for (release, _) in &mut case.accepted {
             *release = release.or(case.release);
@@ -426,6 +429,10 @@ mod tests {
         let again = ParameterCase::from_json(&case.to_json().unwrap()).unwrap();
         assert_eq!(again.statuses, case.statuses);
 
+        let sink = r#""op_version": 1, "inputs": {"learnable_sink": {"shape": [4], "dtype": "bfloat16"}, "#;
+        let error = read(r#""inputs": {"#, sink).unwrap_err();
+        assert!(error.to_string().starts_with("version 1 of the operator has no argument `learnable_sink`"), "{error}");
+        read(r#""inputs": {"#, &sink.replace(r#": 1, "i"#, r#": 5, "i"#)).unwrap();
         for wrong in [r#""op_version": 6"#, r#""release": "9.7.0""#, r#""soc": "Kunpeng""#] {
             let error = read(r#""id""#, &format!(r#"{wrong}, "id""#)).unwrap_err();
             assert!(matches!(error, CaseError::NotJson(_)), "{error}");

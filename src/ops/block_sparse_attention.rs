@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::geometry::BlockMap;
+use ascend_spec::ops::block_sparse_attention::rules::ROWS_WITHOUT_KEYS;
 use ascend_spec::ops::block_sparse_attention::{Argument, BlockSparseCall, BlockSparseProblem, Parameter, Version};
 use ascend_spec::{Layout, Soc, TensorDesc, Tile, Visibility, arguments_of_version, block_sparse_attention_arguments};
 
@@ -110,7 +111,8 @@ impl BlockSparseAttention {
         self
     }
 
-    /// Lets a call through that breaks this lint, which stays within the call's tensors.
+    /// Lets a call through that breaks this lint, which stays within the call's tensors, such as
+    /// `block_sparse.rows_without_keys`.
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
         self
@@ -123,6 +125,7 @@ impl BlockSparseAttention {
     /// Before any function of the operator is called: [`Error::Violation`](crate::Error::Violation), by
     /// `block_sparse.contents` for a mask that names blocks behind the keys of a sequence, whose rows the device would
     /// read, or that is made on the device and could, since some sequence has fewer blocks of keys than the mask;
+    /// by `block_sparse.rows_without_keys` for a mask that the host knows and that names no keys for some rows;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask of maps whose blocks are not those of
     /// [`block_shape`](Self::block_shape);
     /// [`Error::UnknownProduct`](crate::Error::UnknownProduct),
@@ -193,7 +196,8 @@ impl BlockSparseAttention {
     ) -> Result<BlockSparsePlan> {
         let (target, stand_in) = (context.target()?, inputs.query);
         let problem = call.check(target)?;
-        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+        let allowed = self.allowed.ids(lints_of::<Version>)?;
+        call.lint(target, &allowed)?;
         let Some(out) = call.attention_out else {
             return Err(operation::no_elements(stand_in));
         };
@@ -203,6 +207,7 @@ impl BlockSparseAttention {
             lengths: self.lengths.clone(),
             out,
             softmax_lse: call.softmax_lse,
+            leaves_rows: allowed.contains(&ROWS_WITHOUT_KEYS.id),
         };
         operation.check(inputs.mask)?;
         let is_idle = problem.is_idle();
@@ -417,10 +422,13 @@ pub struct BlockSparseOperation {
     lengths: Option<[Vec<i64>; 2]>,
     out: TensorDesc,
     softmax_lse: Option<TensorDesc>,
+    /// Whether masks may name no keys for some rows.
+    leaves_rows: bool,
 }
 
 impl BlockSparseOperation {
-    /// Refuses a mask of other blocks, and one by which the device would read keys of other sequences or other memory.
+    /// Refuses a mask of other blocks, one by which the device would read keys of other sequences or other memory, and
+    /// unless it is allowed one by which rows stay unwritten.
     fn check(&self, mask: &BlockMask) -> Result<()> {
         let [rows, keys] = self.block_shape;
         let differ =
@@ -436,7 +444,12 @@ impl BlockSparseOperation {
         let [queries, keys] = lengths_of(self.lengths.as_ref());
         let call =
             BlockSparseCall { actual_seq_lengths: queries, actual_seq_lengths_kv: keys, ..BlockSparseCall::default() };
-        Ok(self.problem.checked_mask(&call, mask.bytes.as_deref())?)
+        let bytes = mask.bytes.as_deref();
+        self.problem.checked_mask(&call, bytes)?;
+        match bytes.filter(|_| !self.leaves_rows) {
+            Some(bytes) => Ok(self.problem.lint_mask(&call, bytes)?),
+            None => Ok(()),
+        }
     }
 }
 

@@ -30,7 +30,7 @@ entry_points! {
 const fn instead(version: Version) -> &'static str {
     match version {
         Version::V1 => "attend to all keys, by latent attention of FusedInferAttentionScore",
-        Version::V2 => "attend without sinks",
+        Version::V2 => "attend without sinks, as Atlas A2 and A3 do with every release",
     }
 }
 

@@ -196,7 +196,15 @@ fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
     let lead_astray = (&query, &key, &key, &beyond);
     assert_eq!(broken(ragged.plan(lead_astray)), contents.id);
     assert!(plan.launch(&stream, lead_astray).unwrap_err().breaks(contents));
-    // So could a mask that the host does not know, but for sequences with as many blocks.
+    // Rows that see nothing are not written: at the plan and at a launch with another mask.
+    let empty = mask([1, 1, 0, 0, 1, 0, 1, 1]);
+    let without_keys = &ascend_attention::spec::ops::block_sparse_attention::rules::ROWS_WITHOUT_KEYS;
+    let hidden = (&query, &key, &key, &empty);
+    let refused = ragged.plan(hidden).unwrap_err();
+    assert!(refused.breaks(without_keys) && refused.to_string().contains("[0, 0, 1] names no block"), "{refused}");
+    assert!(plan.launch(&stream, hidden).unwrap_err().breaks(without_keys));
+    ragged.clone().allow_lint(without_keys.id).plan(hidden).unwrap().launch(&stream, hidden).unwrap();
+    // A mask that the host does not know could lead astray, but for sequences with as many blocks.
     let on_device = stream.upload(&[1i8; 8], [2, 1, 2, 2]).unwrap();
     let on_device = BlockMask::from(on_device);
     let unknown = (&query, &key, &key, &on_device);

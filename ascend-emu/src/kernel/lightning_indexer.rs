@@ -116,7 +116,7 @@ unsafe fn run_under(
     let mut all = try_with_capacity(count)?;
     all.extend(problem.sequences.each(contents).flat_map(blocks));
     let (dtype, outputs) = (buffers.query.desc.dtype, (buffers.indices, buffers.values));
-    // ElementView of a view may share memory, so only one thread writes to one.
+    // Elements of a view may share memory, so only one thread writes to one.
     let values = buffers.values.as_ref();
     let apart = buffers.indices.is_contiguous() && values.is_none_or(ElementView::is_contiguous);
     let least = if apart { 1 } else { usize::MAX };
@@ -154,16 +154,12 @@ unsafe fn write<T: Number>(
         let candidate = chosen.get(place);
         let element = row * problem.count + place;
         let position = candidate.map_or(-1, |candidate| candidate.position() as i32);
-        // SAFETY: the caller keeps this contract: the outputs have an element for each key of each row. Scores that
-        // overrun their tensor are contiguous from its first byte on.
+        // SAFETY: the caller keeps this contract: the outputs have an element for each key of each row.
         unsafe {
             indices.write(element, position);
             if let Some(values) = values {
                 let score = candidate.map_or(f32::NEG_INFINITY, |candidate| candidate.score());
-                match problem.overruns {
-                    false => values.write(element, T::narrow(score)),
-                    true => values.write_behind(element, T::narrow(score)),
-                }
+                values.write(element, T::narrow(score));
             }
         }
     }

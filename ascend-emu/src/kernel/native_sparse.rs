@@ -189,7 +189,7 @@ unsafe fn select_under(
     let (query, key) = unsafe { (query.input(attention.sequences.query.layout), key.input(TokenLayout::PaBsnd)) };
     let mut rows = try_with_capacity(attention.sequences.query.total().saturating_mul(attention.kv_heads))?;
     rows.extend(HeadRow::all(attention, contents));
-    // ElementView of a view may share memory, so only one thread writes to one.
+    // Elements of a view may share memory, so only one thread writes to one.
     let least = if selected.is_contiguous() { 1 } else { usize::MAX };
     rows.par_iter().with_min_len(least).try_for_each(|row| {
         let seen = visible(row);

@@ -125,7 +125,7 @@ pub(crate) unsafe fn run(problem: &RingUpdateProblem, ends: &[i64], buffers: &Bu
 /// As for [`run`]; attention has elements `T`.
 unsafe fn typed<T: Number>(problem: &RingUpdateProblem, ends: &[i64], buffers: &Buffers) {
     let out = &buffers.out;
-    // ElementView of a view may share memory, so only one thread writes to one.
+    // Elements of a view may share memory, so only one thread writes to one.
     let apart = [out.attn, out.max, out.sum].iter().all(ElementView::is_contiguous);
     // Sequences with descending ends overlap, so they are merged one after the other.
     for sequence in problem.sequences(ends) {

@@ -77,7 +77,7 @@ unsafe fn weights<T: Number>(problem: &RmsNormProblem, buffers: &Buffers) -> Res
 ///
 /// As for [`run`]; `x` and `y` have elements `T`.
 unsafe fn typed<T: Number>(problem: &RmsNormProblem, gamma: &[f64], buffers: &Buffers) {
-    // ElementView of a view may share memory, so only one thread writes to one.
+    // Elements of a view may share memory, so only one thread writes to one.
     let apart = buffers.y.is_contiguous() && buffers.rstd.is_contiguous();
     let least = if apart { ROWS } else { usize::MAX };
     let rows = (0..problem.rows).into_par_iter().with_min_len(least);

@@ -1,7 +1,7 @@
 //! The best of many scores: the keys that a row of an indexer chooses, the blocks that native sparse attention selects.
 //!
-//! Quickselect with a linear bound (introselect, Musser 1997) finds the best, and only these are sorted. Of equal scores
-//! the one that comes first is the better one, so that the best of the best of ranges are the best of all.
+//! Quickselect with a linear bound (introselect, Musser 1997) finds the best, and only these are sorted. Of equal
+//! scores the one that comes first is the better one, so that the best of the best of ranges are the best of all.
 
 use std::cmp::Reverse;
 

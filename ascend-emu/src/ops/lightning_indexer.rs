@@ -37,7 +37,10 @@ impl DeclaredOperator for IndexerOperator {
     }
 
     unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-        let values = Some(Parameter::SparseValues).filter(|_| self.problem.values);
+        let values = Parameter::SparseValues;
+        let desc = self.arguments.tensor(values);
+        let walked = desc.and_then(|desc| self.problem.walked(&self.arguments.call(), values, desc));
+        let values = walked.map(|desc| (values, desc));
         let tensors = [Parameter::Query, Parameter::Key, Parameter::Weights, Parameter::SparseIndices];
         // SAFETY: the caller's promise.
         unsafe {
@@ -47,8 +50,8 @@ impl DeclaredOperator for IndexerOperator {
     }
 }
 
-/// Chooses keys: tensors are queries, keys, weights and indices, then scores and the scales of queries and keys, where
-/// there are such.
+/// Chooses keys: tensors are queries, keys, weights and indices, then scores as they are written and the scales of
+/// queries and keys, where there are such.
 ///
 /// # Errors
 /// A device fault in strict mode, or where there is no host memory.
@@ -61,7 +64,7 @@ pub(super) unsafe fn choose<O: DeclaredOperator>(
     problem: &IndexerProblem,
     contents: [ParameterOf<O>; 3],
     tensors: [ParameterOf<O>; 4],
-    values: Option<ParameterOf<O>>,
+    values: Option<(ParameterOf<O>, TensorDesc)>,
     scales: Option<[ParameterOf<O>; 2]>,
 ) -> Result<(), Fault> {
     if problem.is_idle() {
@@ -69,9 +72,12 @@ pub(super) unsafe fn choose<O: DeclaredOperator>(
     }
     let desc = |parameter: ParameterOf<O>| launch.op.arguments().tensor(parameter.into());
     let source = |parameter| Some(TokenRows { desc: desc(parameter)?, base: launch.base(parameter) });
-    let written = |parameter| Some(ElementView::new(launch.first(parameter), *desc(parameter)?));
+    let written = |(parameter, desc): (ParameterOf<O>, TensorDesc)| {
+        let start = desc.byte_range().map_or(0, |range| range.start);
+        ElementView::new(launch.base(parameter).wrapping_add(start as usize), desc)
+    };
     let (Some(query), Some(key), Some(weights), Some(indices)) =
-        (source(tensors[0]), source(tensors[1]), source(tensors[2]), written(tensors[3]))
+        (source(tensors[0]), source(tensors[1]), source(tensors[2]), desc(tensors[3]))
     else {
         return Ok(());
     };
@@ -79,7 +85,8 @@ pub(super) unsafe fn choose<O: DeclaredOperator>(
     // outputs, the only tensors written, share no memory with them.
     let numbers = unsafe { sparse_contents::read(launch, &problem.sequences, contents) }?;
     let scales = scales.and_then(|[query, key]| Some([source(query)?, source(key)?]));
-    let buffers = Buffers { query, key, weights, indices, values: values.and_then(written), scales };
+    let indices = written((tensors[3], *indices));
+    let buffers = Buffers { query, key, weights, indices, values: values.map(written), scales };
     // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
     // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from
     // everything else.

@@ -106,7 +106,7 @@ impl<T: Element> SparseLatent<T> {
     }
 
     /// Refuses caches that the operators cannot read, or that do not go together, such as one that was put in the place
-    /// of another.
+    /// of another. From then on tokens move in both of them alone.
     pub(crate) fn check(&self) -> Result<()> {
         let (latents, index_keys) = (&self.latents, &self.index_keys);
         let layers = [latents, index_keys].map(|cache| cache.shape().layers);
@@ -130,7 +130,10 @@ impl<T: Element> SparseLatent<T> {
             "index keys",
             "give the index keys the pool of the latents, by `PagedKvCache::with_pool` before any sequence grows",
         )?;
-        index_keys.check_device("index_keys", latents.device())
+        index_keys.check_device("index_keys", latents.device())?;
+        latents.entry().pair();
+        index_keys.entry().pair();
+        Ok(())
     }
 
     /// The queries that layers bring: over quantised latents each is followed by its rotary part.
@@ -162,8 +165,8 @@ impl<T: Element> SparseLatent<T> {
     }
 
     /// The cache of latents and rotary keys, to queue copies and writes of your own. What another source has written
-    /// ([`PagedKvCache::mark_computed`]) is written to both caches, and what moves is moved in both
-    /// ([`move_tokens`](Self::move_tokens)).
+    /// ([`PagedKvCache::mark_computed`]) is written to both caches, and what moves is moved in both,
+    /// by [`move_tokens`](Self::move_tokens) alone.
     pub fn latents_mut(&mut self) -> &mut PagedKvCache<T> {
         &mut self.latents
     }

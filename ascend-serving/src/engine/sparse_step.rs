@@ -25,10 +25,12 @@ impl<T: Element> SparseLatent<T> {
     /// # Errors
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a step that is not causal,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave tokens back,
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tokens that read no key, or more than INT32 counts; as for
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tokens that read no key, or more than INT32 counts, by
+    /// `sparse_flash.heads` or `quant_sparse_flash.heads` for heads that no call has; as for
     /// [`Attention::begin`](crate::Attention::begin), for each of both caches.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<SparseStep<'a, T>> {
         self.check()?;
+        AttendCall::check_heads(&self.latents, self.shape.heads)?;
         // What is left is for the operator to say, whose indices are INT32.
         if !(1..=MAX_INT32).contains(&self.sparse_count) {
             let allowed = format_args!("1 to {MAX_INT32} keys for each token");

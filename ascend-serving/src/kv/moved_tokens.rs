@@ -108,7 +108,9 @@ impl<T: Element> PagedKvCache<T> {
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
     /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for a sequence in the caches of several groups of layers, which has
     /// [`Attention::move_tokens`](crate::Attention::move_tokens),
-    /// [`STATE_KEPT`](crate::rules::STATE_KEPT) for a sequence of a model with layers of linear attention;
+    /// [`STATE_KEPT`](crate::rules::STATE_KEPT) for a sequence of a model with layers of linear attention,
+    /// [`CACHE_PAIRED`](crate::rules::CACHE_PAIRED) for a cache of a [`SparseLatent`](crate::SparseLatent), which has
+    /// [`SparseLatent::move_tokens`](crate::SparseLatent::move_tokens);
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a cache of [MXFP8](PagedKvCache::mxfp8): nothing is
     /// moved then. [`Acl`](ascend_attention::Error::Acl).
     ///
@@ -120,6 +122,10 @@ impl<T: Element> PagedKvCache<T> {
         moves: impl IntoIterator<Item = (usize, usize)>,
     ) -> Result<()> {
         sequence.check_groups(1)?;
+        if self.entry().is_paired() {
+            let given = "tokens that move in one of the two caches of sparse attention alone";
+            return Err(rules::CACHE_PAIRED.broken(given, "tokens that move in both").into());
+        }
         move_in_caches(stream, sequence, moves, [(&*self, sequence)])
     }
 

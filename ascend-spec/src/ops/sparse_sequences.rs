@@ -276,7 +276,7 @@ macro_rules! sequence_rules {
     };
 }
 
-/// `CallContract::check_contents` of an operator of sparse attention, whose call has `check` for a target. `$contents`
+/// `CallContract::check_contents` and `lint_contents` of an operator of sparse attention, whose call has `check` for a target. `$contents`
 /// are the parameters of the lengths of queries and keys and of the block table.
 macro_rules! checked_by_sequences {
     ($contents:expr $(, $version:ident)?) => {
@@ -295,6 +295,32 @@ macro_rules! checked_by_sequences {
                 &$contents.map(|parameter| integers(parameter.name())),
                 &rules::CONTENTS,
             )
+        }
+
+        fn lint_contents(
+            arguments: &Self::Arguments,
+            _version: Version,
+            target: $crate::Target,
+            bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
+            report: &mut dyn FnMut($crate::Violation),
+        ) {
+            $(let $version = _version;)?
+            let Ok(problem) = arguments.call().check($($version,)? target) else {
+                return;
+            };
+            let mut numbers = [const { Vec::new() }; 3];
+            for (numbers, parameter) in numbers.iter_mut().zip($contents) {
+                if arguments.tensor(parameter).is_none() {
+                    continue;
+                }
+                let Some(bytes) = bytes(parameter.name()) else {
+                    return;
+                };
+                numbers.extend(bytes.as_chunks().0.iter().map(|&number| i64::from(i32::from_le_bytes(number))));
+            }
+            let lints = [Some(&rules::ROWS_LEFT_OUT), Some(&rules::ROWS_WITHOUT_KEYS)];
+            let unusual = $crate::ops::sparse_sequences::unusual_contents(&problem.sequences, &numbers, lints);
+            unusual.into_iter().flatten().for_each(report);
         }
     };
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_attention::Violation;
 
@@ -89,6 +90,8 @@ pub(in crate::kv) struct SequenceEntry {
 pub(crate) struct CacheEntry {
     pool: BlockPool,
     place: usize,
+    /// Whether tokens move in this cache together with another one alone.
+    paired: AtomicBool,
 }
 
 /// The tokens of a sequence in a step, counted from its first one.
@@ -465,7 +468,7 @@ impl CacheEntry {
             None => table.caches.push(none),
         }
         drop(table);
-        Arc::new(Self { pool: pool.clone(), place })
+        Arc::new(Self { pool: pool.clone(), place, paired: AtomicBool::new(false) })
     }
 
     pub(super) fn place(&self) -> usize {
@@ -475,6 +478,16 @@ impl CacheEntry {
     /// Its pool.
     pub(crate) fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// Records that tokens move in this cache together with another one alone.
+    pub(crate) fn pair(&self) {
+        self.paired.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether tokens move in this cache together with another one alone.
+    pub(in crate::kv) fn is_paired(&self) -> bool {
+        self.paired.load(Ordering::Relaxed)
     }
 
     /// Whether a step of a sequence is in progress in this cache.

@@ -51,7 +51,7 @@ impl IndexQuantiser {
         scales: &LayerCache<f16>,
     ) -> Result<[&Tensor<i8>; 2]> {
         let [keys, _] = &self.quantised;
-        let tokens = quantise(stream, "key", key, keys.shape(), &self.slots)?;
+        let tokens = quantise(stream, "index key", key, keys.shape(), &self.slots)?;
         keys.narrow(0, 0..self.slots.len())?.overwrite(stream, &tokens.quantised)?;
         self.scales.overwrite(stream, &tokens.scales)?;
         self.writes.checked("scales", &self.scales, &scales.key)?.queue(stream)?;

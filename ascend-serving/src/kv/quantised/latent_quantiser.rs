@@ -33,8 +33,8 @@ impl LatentQuantiser {
         [latents, ropes]: [&Tensor<T>; 2],
     ) -> Result<[&Tensor<i8>; 2]> {
         let [of_latents, of_ropes] = &self.planned;
-        let latents = self.written("key", stream, latents, of_latents)?;
-        let ropes = self.written("value", stream, ropes, of_ropes)?;
+        let latents = self.written("latent", stream, latents, of_latents)?;
+        let ropes = self.written("key_rope", stream, ropes, of_ropes)?;
         let rows: Vec<i8> = match QueryType::of::<T>()? {
             QueryType::Float16 => quantised_rows(&each(&latents, f16::from_f32), &each(&ropes, f16::from_f32))?,
             QueryType::Bf16 => quantised_rows(&each(&latents, bf16::from_f32), &each(&ropes, bf16::from_f32))?,

@@ -61,7 +61,7 @@ fn tensors_that_the_quantised_operators_do_not_take_are_named() {
         refused(outcome, &rules::QUANTISED_FINITE, &[word, "the index query", "range_report"]);
         let key = with(&stream, &index.key, 2 * INDEX + 5, bad);
         let outcome = step.choose(0, IndexerTensors { key: &key, ..tensors });
-        refused(outcome, &rules::QUANTISED_FINITE, &[word, "the key", "range_report"]);
+        refused(outcome, &rules::QUANTISED_FINITE, &[word, "the index key", "range_report"]);
     }
     let choice = step.choose(0, tensors).unwrap();
 
@@ -76,7 +76,7 @@ fn tensors_that_the_quantised_operators_do_not_take_are_named() {
         let latent = with(&stream, &joined.latent, row * LATENT + 7, bf16::NAN);
         let mut tensors = joined.tensors(&choice);
         tensors.latent = &latent;
-        let word = format!("row {row} of the key");
+        let word = format!("row {row} of the latent");
         refused(step.forward(0, tensors), &rules::QUANTISED_FINITE, &["NaN", &word]);
     }
     // What it advises.
@@ -236,6 +236,13 @@ fn rows_and_scales_move_with_their_tokens() {
     };
     let before = read(&sparse, slot(20));
     assert_ne!(read(&sparse, slot(3)), before);
+    // Tokens move in neither cache alone.
+    let old = read(&sparse, slot(3));
+    let alone = sparse.index_keys_mut().move_tokens(&stream, &sequence, [(20, 3)]);
+    refused(alone, &rules::CACHE_PAIRED, &["`SparseLatent::move_tokens`"]);
+    let alone = sparse.latents_mut().move_tokens(&stream, &sequence, [(20, 3)]);
+    refused(alone, &rules::CACHE_PAIRED, &["`SparseLatent::move_tokens`"]);
+    assert_eq!(read(&sparse, slot(3)), old);
     sparse.move_tokens(&stream, &sequence, [(20, 3)]).unwrap();
     assert_eq!(read(&sparse, slot(3)), before);
     // A token that one cache alone has computed moves in neither.

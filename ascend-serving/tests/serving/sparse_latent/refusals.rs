@@ -260,6 +260,21 @@ fn caches_that_the_operators_cannot_read_are_refused() {
 }
 
 #[test]
+fn heads_that_no_call_has_are_refused_before_anything_is_written() {
+    let stream = harness::stream();
+    let pad = PadPolicy::SkipNegative;
+    for (heads, fix) in [(3, "fill query heads"), (129, "divide"), (256, "divide"), (usize::MAX, "divide")] {
+        let cache = |shape| PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap();
+        let latents = cache(CacheShape::latent(1));
+        let index_keys = cache(CacheShape::index_keys(1)).with_pool(latents.pool()).unwrap();
+        let mut sparse = SparseLatent::new(AttentionShape::latent(heads), latents, index_keys).unwrap();
+        let (_sequence, metadata) = request(&stream, &mut sparse);
+        let outcome = sparse.begin(&stream, &metadata).map(drop);
+        refused(outcome, &ascend_attention::spec::ops::sparse_flash_attention::rules::HEADS, &[fix]);
+    }
+}
+
+#[test]
 fn numbers_of_keys_that_the_indexer_does_not_take_are_refused() {
     let stream = harness::stream();
     for count in [2049, 1 << 30] {

@@ -109,6 +109,23 @@ impl CallContract for BlockSparseAttention {
             false => problem.checked_mask(&call, Some(&mask)),
         }
     }
+
+    fn lint_contents(
+        arguments: &Self::Arguments,
+        _: Version,
+        target: Target,
+        bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
+        report: &mut dyn FnMut(Violation),
+    ) {
+        let call = arguments.call();
+        if let Ok(problem) = call.check(target)
+            && let Some(mask) = bytes(Parameter::BlockSparseMask.name())
+            && mask.len() >= problem.mask_bytes()
+            && let Err(empty) = problem.lint_mask(&call, &mask)
+        {
+            report(empty);
+        }
+    }
 }
 
 impl BlockSparseCall<'_> {

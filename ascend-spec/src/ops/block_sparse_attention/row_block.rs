@@ -1,8 +1,9 @@
 //! Blocks of query rows, and the keys that the mask names for them.
 
-use super::rules::CONTENTS;
+use super::rules::{CONTENTS, ROWS_WITHOUT_KEYS};
 use super::{BlockSparseCall, BlockSparseProblem, BlockSparseSequence};
 use crate::Violation;
+use crate::rule::broken;
 use std::fmt;
 use std::ops::Range;
 
@@ -148,9 +149,11 @@ impl BlockSparseProblem {
         let Some(mask) = mask.filter(|_| ragged) else {
             return match ragged {
                 false => Ok(()),
-                true => Err(CONTENTS.broken(
+                true => Err(broken(
+                    &CONTENTS,
                     "a mask that the host does not know, for sequences with fewer blocks of keys than it has",
                     "masks that the host knows, or sequences with as many blocks of keys",
+                    "make the mask by `BlockMask::upload`, or a call for sequences with the same number of blocks",
                 )),
             };
         };
@@ -160,5 +163,19 @@ impl BlockSparseProblem {
             None => Ok(()),
             Some(fault) => Err(CONTENTS.broken(fault, "blocks of the sequence's keys")),
         }
+    }
+
+    /// The lint of rows for which the mask of the call, whose problem this is, names no block of keys.
+    ///
+    /// # Errors
+    /// [`Violation`] by [`ROWS_WITHOUT_KEYS`].
+    pub fn lint_mask(&self, call: &BlockSparseCall<'_>, mask: &[u8]) -> Result<(), Violation> {
+        let mut blocks = self.row_blocks(call);
+        let empty = blocks.find(|block| self.bytes(block, mask).iter().all(|&byte| byte == 0));
+        empty.map_or(Ok(()), |RowBlock { sequence, head, number, .. }| {
+            let kind = BlockFaultKind::Empty;
+            let fault = BlockFault { sequence: sequence.index, head, row_block: number, kind };
+            Err(ROWS_WITHOUT_KEYS.broken(fault, "a block of keys for each block of rows"))
+        })
     }
 }

@@ -135,6 +135,10 @@ rules! {
         "BlockSparseAttention documentation, scaleValue",
         "scaleValue is neither the head dimension nor its root",
         "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
+    ROWS_WITHOUT_KEYS = "block_sparse.rows_without_keys", Lint("such rows of the outputs keep what was there"), V1,
+        "BlockSparseAttention kernel, blockSparseMask",
+        "blockSparseMask names a block of keys for each block of rows",
+        "name a block for these rows, or leave the rows out";
     CONTENTS = "block_sparse.contents", Overrun("keys of the next sequence or of other memory are read"), V1,
         "BlockSparseAttention kernel, blockSparseMask",
         "blockSparseMask names no block past the keys of its sequence",

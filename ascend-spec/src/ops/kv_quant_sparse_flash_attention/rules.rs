@@ -3,9 +3,11 @@
 use super::{Parameter, QuantSparseFlashCall, QuantisedRow, Version};
 use crate::Cann::V9_1;
 use crate::DType::{Bf16, Float8E4M3Fn, Float16, HiFloat8, Int8, Int32};
-use crate::allowed::{Checked, Named};
+use crate::allowed::{Checked, Named, Outcome};
 use crate::contract::first_lint;
-use crate::ops::sparse_flash_attention::{POWERS, SparseFlashProblem, largest_divisor, latent_rules, resolved_problem};
+use crate::ops::sparse_flash_attention::{
+    POWERS, SparseFlashProblem, heads_fix, largest_divisor, latent_rules, resolved_problem,
+};
 use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, shaped};
 use crate::rule::{lint, require, rules};
 use crate::{DType, Target, TensorDesc, Violation};
@@ -142,6 +144,18 @@ impl QuantSparseFlashCall<'_> {
         })
     }
 
+    /// Refuses a number of query heads that no call on `target` has.
+    ///
+    /// # Errors
+    /// [`Violation`] by [`HEADS`].
+    pub fn check_heads(target: Target, heads: i64) -> Result<(), Violation> {
+        let verdict = match target.is_950() {
+            true => HEADS.takes(heads, HEADS_950),
+            false => HEADS.takes(heads, POWERS),
+        };
+        verdict.fix(|| heads_fix(&HEADS, heads))
+    }
+
     /// The largest `sparseBlockSize` on `target` for a paged cache whose blocks have `block_size` keys: the fewest
     /// entries name all keys of a row then.
     pub fn largest_sparse_block_size(target: Target, block_size: usize) -> usize {
@@ -204,10 +218,7 @@ impl Given {
         HEAD_DIM.takes(Named("query", head[1]), QuantisedRow::DIM as i64)?;
         HEAD_DIM.takes(Named("key heads", key_head[0]), 1)?;
         HEAD_DIM.takes(Named("key", key_head[1]), QuantisedRow::BYTES as i64)?;
-        match target.is_950() {
-            true => HEADS.takes(head[0], HEADS_950)?,
-            false => HEADS.takes(head[0], POWERS)?,
-        }
+        QuantSparseFlashCall::check_heads(target, head[0])?;
         let entries = self.indices.shape.last().copied().unwrap_or(0);
         shaped(&INDICES, "sparseIndices", &self.indices, rows, &[1, entries])?;
         if self.key.dtype == HiFloat8 {

@@ -6,7 +6,7 @@
 
 pub mod rules;
 
-pub(crate) use rules::{ANY_COUNT, DIM, HEADS_950, MOST_HEADS};
+pub(crate) use rules::{ANY_COUNT, DIM, HEADS_950, MOST_HEADS, heads_fix};
 
 use super::sparse_sequences::{SparseSequences, checked_by_sequences};
 use crate::Cann::{V8_5, V9_1};
@@ -14,7 +14,6 @@ use crate::DType::Int32;
 use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::{Dims, TensorDesc};
-use std::ops::Range;
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
 /// describes the table's form.
@@ -108,23 +107,13 @@ impl IndexerProblem {
 }
 
 impl WalkedTensors<IndexerCall<'_>> for IndexerProblem {
-    fn walked_shape(&self, _: &IndexerCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<Dims> {
-        let written = parameter != Parameter::SparseValues || self.values;
-        (written && !self.is_idle()).then_some(desc.shape)
-    }
-
-    /// As described by the trait; scores that overrun their tensor are contiguous from its first byte on.
-    fn touches(&self, call: &IndexerCall<'_>, visit: &mut dyn FnMut(Parameter, Range<u64>)) {
-        let written = (self.sequences.query.total() as u64).saturating_mul(self.count as u64);
-        for (argument, desc) in call.each_tensor() {
-            let walked = self.walked(call, argument.parameter, desc);
-            let range = walked.and_then(|walked| match argument.parameter {
-                Parameter::SparseValues if self.overruns => Some(desc.first_bytes(written.saturating_mul(2))),
-                _ => walked.byte_range(),
-            });
-            if let Some(range) = range {
-                visit(argument.parameter, range);
-            }
+    fn walked_shape(&self, call: &IndexerCall<'_>, parameter: Parameter, desc: &TensorDesc) -> Option<Dims> {
+        match parameter {
+            _ if self.is_idle() => None,
+            Parameter::SparseValues if !self.values => None,
+            // A release that does not look at the shape of the scores writes one for each index.
+            Parameter::SparseValues => Some(call.sparse_indices?.shape),
+            _ => Some(desc.shape),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::allowed::{Allowed, Checked, Named, Outcome};
 use crate::contract::first_lint;
 use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, TokenLayout, sequence_rules, shaped};
 use crate::rule::{lint, require, rules};
-use crate::{DType, Soc, Target, TensorDesc, Violation};
+use crate::{DType, Rule, Soc, Target, TensorDesc, Violation};
 
 sequence_rules! {
     "indexer", "LightningIndexer", layout of keys "layoutKey", on Ascend 950 since "9.1",
@@ -41,13 +41,13 @@ sequence_rules! {
     {
         HEAD_DIM = "indexer.head_dim", TILING_ERROR, V1, "LightningIndexer tiling, heads",
             "heads have 128 dimensions, and keys one head",
-            "fill heads of fewer dimensions up to 128 with zeros; longer ones, and keys of several heads, have no operator: "
-            "choose their keys on the host";
+            "fill heads of fewer dimensions up to 128 with zeros; longer ones, and keys of several heads, have no "
+            "operator: choose their keys on the host";
         HEADS = "indexer.heads", TILING_ERROR, V1, "LightningIndexer tiling, heads"
             in Scope::ALL.since(V9_0).since_on_950(V9_1),
             "there are 1 to 64 query heads, on Ascend 950 from 9.2 on 8, 16, 24, 32 or 64",
-            "fill queries and weights up to such a number of heads with zeros, which count nothing; the operator has "
-            "no more than 64";
+            "fill queries and weights up to such a number of heads with zeros, which count nothing; no call has more "
+            "than 64";
         WEIGHTS_950 = "indexer.weights_950", TILING_ERROR, V1, "LightningIndexer tiling, weights"
             in Scope::ASCEND_950.since_on_950(V9_2),
             "on Ascend 950 weights have the dtype of query",
@@ -259,11 +259,19 @@ impl IndexerCall<'_> {
         HEAD_DIM.takes(Named("query", dim), DIM)?;
         HEAD_DIM.takes(Named("key", key_dim), DIM)?;
         HEAD_DIM.takes(Named("key heads", key_heads), 1)?;
-        if target.is_950() && target.cann >= V9_2 {
-            HEADS.takes(heads, HEADS_950)
-        } else {
-            HEADS.takes_on(target, heads, 1..=MOST_HEADS)
-        }
+        let verdict = match target.is_950() && target.cann >= V9_2 {
+            true => HEADS.takes(heads, HEADS_950),
+            false => HEADS.takes_on(target, heads, 1..=MOST_HEADS),
+        };
+        verdict.fix(|| heads_fix(&HEADS, heads))
+    }
+}
+
+/// What mends a number of query heads that `rule` refuses: no zeros make too many of them fewer.
+pub(crate) fn heads_fix(rule: &Rule, heads: i64) -> &'static str {
+    match heads > MOST_HEADS {
+        true => "choose the keys on the host: no call has more than 64 heads",
+        false => rule.fix,
     }
 }
 

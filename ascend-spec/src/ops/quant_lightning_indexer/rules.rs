@@ -3,9 +3,9 @@
 use super::{Parameter, QuantIndexerCall, Version};
 use crate::Cann::V9_1;
 use crate::DType::{Bf16, Float, Float8E4M3Fn, Float16, HiFloat8, Int8, Int32};
-use crate::allowed::{Checked, Named};
+use crate::allowed::{Checked, Named, Outcome};
 use crate::contract::first_lint;
-use crate::ops::lightning_indexer::{ANY_COUNT, DIM, HEADS_950, IndexerProblem, MOST_HEADS};
+use crate::ops::lightning_indexer::{ANY_COUNT, DIM, HEADS_950, IndexerProblem, MOST_HEADS, heads_fix};
 use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, TokenLayout, sequence_rules, shaped};
 use crate::rule::{require, rules};
 use crate::{DType, Soc, Target, TensorDesc, Violation};
@@ -36,7 +36,7 @@ sequence_rules! {
     {
         COUNT = "quant_indexer.count", TILING_ERROR, V1, "QuantLightningIndexer tiling, sparseCount",
             "sparseCount is 1 to 2048, for HIFLOAT8 2048",
-            "choose at most 2048 keys, with HIFLOAT8 just 2048";
+            "choose 1 to 2048 keys, with HIFLOAT8 just 2048";
         QUANT_MODES = "quant_indexer.quant_modes", TILING_ERROR, V1, "QuantLightningIndexer tiling, quantisation",
             "queryQuantMode and keyQuantMode are 0",
             "pass 0, and a scale for each head of each row and for each key";
@@ -44,12 +44,12 @@ sequence_rules! {
     {
         HEAD_DIM = "quant_indexer.head_dim", TILING_ERROR, V1, "QuantLightningIndexer tiling, heads",
             "heads have 128 dimensions, and keys one head",
-            "fill heads of fewer dimensions up to 128 with zeros; longer ones, and keys of several heads, have no operator: "
-            "choose their keys on the host";
+            "fill heads of fewer dimensions up to 128 with zeros; longer ones, and keys of several heads, have no "
+            "operator: choose their keys on the host";
         HEADS = "quant_indexer.heads", TILING_ERROR, V1, "QuantLightningIndexer tiling, heads",
             "there are 64 query heads, from 9.1 on 1 to 64, on Ascend 950 24 or 64, from 9.1 on 8, 16, 24, 32 or 64",
-            "fill queries, weights and scales up to such a number of heads with zeros, which count nothing; the "
-            "operator has no more than 64";
+            "fill queries, weights and scales up to such a number of heads with zeros, which count nothing; no call "
+            "has more than 64";
         WEIGHTS = "quant_indexer.weights", TILING_ERROR, V1, "QuantLightningIndexer tiling, weights",
             "weights and queryDequantScale have the shape of query without its last axis",
             "give a weight and a scale for each head of each row";
@@ -208,12 +208,13 @@ impl Given {
         HEAD_DIM.takes(Named("query", head[1]), DIM)?;
         HEAD_DIM.takes(Named("key", key_head[1]), DIM)?;
         HEAD_DIM.takes(Named("key heads", key_head[0]), 1)?;
-        match (target.is_950(), target.cann < V9_1) {
-            (true, true) => HEADS.takes(head[0], HEADS_950_BEFORE)?,
-            (true, false) => HEADS.takes(head[0], HEADS_950)?,
-            (false, true) => HEADS.takes(head[0], HEADS_BEFORE)?,
-            (false, false) => HEADS.takes(head[0], 1..=MOST_HEADS)?,
-        }
+        let heads = match (target.is_950(), target.cann < V9_1) {
+            (true, true) => HEADS.takes(head[0], HEADS_950_BEFORE),
+            (true, false) => HEADS.takes(head[0], HEADS_950),
+            (false, true) => HEADS.takes(head[0], HEADS_BEFORE),
+            (false, false) => HEADS.takes(head[0], 1..=MOST_HEADS),
+        };
+        heads.fix(|| heads_fix(&HEADS, head[0]))?;
         for (name, desc) in [("weights", &self.weights), ("queryDequantScale", &self.query_scale)] {
             shaped(&WEIGHTS, name, desc, rows, &head[..1])?;
         }

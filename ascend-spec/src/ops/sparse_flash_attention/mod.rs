@@ -13,7 +13,7 @@ pub use chosen::{EntryFault, EntryFaultKind};
 pub(crate) use latent_rules::{LatentRules, latent_rules};
 pub use problem::SparseFlashProblem;
 pub(crate) use problem::resolved_problem;
-pub(crate) use rules::{POWERS, largest_divisor};
+pub(crate) use rules::{POWERS, heads_fix, largest_divisor};
 
 use super::sparse_sequences::checked_by_sequences;
 use crate::Cann::{V8_5, V9_1, V9_2};

@@ -9,7 +9,7 @@ use crate::allowed::{Checked, Named, Outcome};
 use crate::contract::first_lint;
 use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, TokenLayout, shaped};
 use crate::rule::{lint, require, rules};
-use crate::{Target, TensorDesc, Violation};
+use crate::{Rule, Target, TensorDesc, Violation};
 
 latent_rules! {
     "sparse_flash", "SparseFlashAttention", on Ascend 950 since "9.1", in Scope::ALL.since(V8_5).since_on_950(V9_1);
@@ -58,8 +58,8 @@ latent_rules! {
     {
         HEAD_DIM = "sparse_flash.head_dim", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
             "queries and keys have 512 elements, and keys one head",
-            "fill shorter rows up to 512 elements with zeros; for longer ones, and keys of several heads, attend by "
-            "FusedInferAttentionScore";
+            "fill shorter rows up to 512 elements with zeros; no operator attends to chosen keys with longer rows or "
+            "several key heads";
         HEADS = "sparse_flash.heads", TILING_ERROR, V1, "SparseFlashAttention tiling, heads",
             "there are 1 to 128 query heads, on Atlas A2 and A3 a power of two",
             "fill query heads up to such a number with zeros, or divide them over calls";
@@ -102,8 +102,16 @@ pub(crate) fn largest_divisor(numbers: &[i64], block_size: usize) -> usize {
     numbers.iter().rev().map(|number| *number as usize).find(divides).unwrap_or(1)
 }
 
-/// Largest number of query heads on Ascend 950.
+/// Largest number of query heads.
 const MOST_HEADS: i64 = 128;
+
+/// What mends a number of query heads that `rule` refuses: no zeros make too many of them fewer.
+pub(crate) fn heads_fix(rule: &Rule, heads: i64) -> &'static str {
+    match heads > MOST_HEADS {
+        true => "divide the query heads over calls",
+        false => rule.fix,
+    }
+}
 
 /// The tensors that every call has.
 struct Given {
@@ -130,7 +138,15 @@ impl SparseFlashCall<'_> {
             format_args!("{} on {target}", version.symbol()),
             match version {
                 Version::V1 => "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.1 or newer",
+                Version::V2 if self.sinks.is_some() => "Ascend 950 with 9.2 or newer",
                 Version::V2 => "Atlas A2, A3 and Ascend 950 with 9.2 or newer",
+            },
+            match version {
+                Version::V1 => PRODUCT.fix,
+                Version::V2 if self.sinks.is_some() => {
+                    "run on Ascend 950 with CANN 9.2 or newer, or attend without sinks"
+                }
+                Version::V2 => "run with CANN 9.2 or newer, or call aclnnSparseFlashAttention",
             },
         );
         let given = self.required(version, target)?;
@@ -197,6 +213,18 @@ impl SparseFlashCall<'_> {
             true => 1,
             false => largest_divisor(&POWERS, block_size),
         }
+    }
+
+    /// Refuses a number of query heads that no call on `target` has.
+    ///
+    /// # Errors
+    /// [`Violation`] by [`HEADS`].
+    pub fn check_heads(target: Target, heads: i64) -> Result<(), Violation> {
+        let verdict = match target.is_950() {
+            true => HEADS.takes(heads, 1..=MOST_HEADS),
+            false => HEADS.takes(heads, POWERS),
+        };
+        verdict.fix(|| heads_fix(&HEADS, heads))
     }
 
     fn softmax(&self) -> [(&'static str, Option<TensorDesc>); 2] {
@@ -279,10 +307,7 @@ impl SparseFlashCall<'_> {
         if layout_kv != TokenLayout::PaBsnd {
             HEAD_DIM.takes(Named("key", key_head[1]), DIM)?;
         }
-        match target.is_950() {
-            true => HEADS.takes(head[0], 1..=MOST_HEADS)?,
-            false => HEADS.takes(head[0], POWERS)?,
-        }
+        Self::check_heads(target, head[0])?;
         shaped(&KEY_ROWS, "value", value, key_rows, &[1, if self.value.is_some() { DIM } else { key_head[1] }])?;
         if let (Some(query_rope), Some(key_rope)) = (&self.query_rope, &self.key_rope) {
             shaped(&QUERY_ROPE, "queryRope", query_rope, rows, &[head[0], ROPE_DIM])?;

@@ -81,7 +81,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          block_sparse.batch block_sparse.block_shape block_sparse.contents block_sparse.format block_sparse.head_dim \
          block_sparse.heads block_sparse.heads_unchecked block_sparse.kv_heads block_sparse.length_most \
          block_sparse.length_range block_sparse.length_sum block_sparse.lengths block_sparse.mask block_sparse.mask_rank \
-         block_sparse.mask_unchecked block_sparse.out block_sparse.rank block_sparse.required \
+         block_sparse.mask_unchecked block_sparse.out block_sparse.rank block_sparse.required block_sparse.rows_without_keys \
          block_sparse.scale_finite block_sparse.scale_inverse block_sparse.scale_zero block_sparse.softmax_lse \
          block_sparse.value_batch block_sparse.value_dim block_sparse.value_rows \
          block_table.range block_table.rank block_table.rows block_table.shape block_table.unchecked cache.blocks \
