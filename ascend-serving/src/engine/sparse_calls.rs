@@ -68,10 +68,11 @@ impl AttendCall {
     /// Refuses heads with which no call attends to this cache.
     pub(super) fn check_heads<T: Element>(latents: &PagedKvCache<T>, heads: usize) -> Result<()> {
         let (target, heads) = (latents.device().target()?, i64::try_from(heads).unwrap_or(i64::MAX));
-        Ok(match latents.is_quantised() {
-            true => QuantSparseFlashCall::check_heads(target, heads)?,
-            false => SparseFlashCall::check_heads(target, heads)?,
-        })
+        let verdict = match latents.is_quantised() {
+            true => QuantSparseFlashCall::check_heads(target, heads),
+            false => SparseFlashCall::check_heads(target, heads),
+        };
+        Ok(verdict?)
     }
 
     /// The most keys that an index may name in attention to this cache.
