@@ -1,4 +1,5 @@
-//! Processes that are killed: every rank is told, soon, whose it was. And root information that no rank joins by.
+//! Processes that are killed: within seconds the calls of every other rank fail and name the process. And root
+//! information that no rank joins by.
 
 use crate::processes::{SOON, all_reduce};
 use crate::team::{Team, awaited, sockets_of};
@@ -22,7 +23,7 @@ fn a_process_that_is_killed_is_named_on_every_rank() {
         let begun = Instant::now();
         fails_somewhere(one, all_reduce(one, 8, &memory), &["rank 2", "its process has ended"]);
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-        // Ranks of this process and of others are told alike, also by their next call.
+        // Calls of ranks in this process and in others fail with the same text, and so do their next ones.
         let next = all_reduce(one, 8, &memory);
         refused(next, HcclResult::HCCL_E_INTERNAL, &["rank 2", "its process has ended"]);
     });

@@ -30,7 +30,7 @@ use super::step_agreement::StepOrder;
 /// such as a prompt, may come between.
 ///
 /// **Graphs keep the rank in its communicator.** Where a rank has left, its graphs go with their next step, which is
-/// refused, or when they are dropped: drop them with the rank, since the others are told then and not before.
+/// refused, or when they are dropped: drop them with the rank, since the calls of the others fail only then.
 ///
 /// A graph has the call over the rank's keys with lengths that vary, and the same merge in every step: rows for which a
 /// rank has no keys, which vary too, are kept from what it sends, and weigh nothing there.

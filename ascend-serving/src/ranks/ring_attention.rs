@@ -13,7 +13,13 @@ use crate::error::Result;
 use crate::rules;
 
 use super::context_attention::left;
-use super::step_agreement::gather;
+use super::step_agreement::{
+    ELEMENT_TYPE, KEY_ELEMENTS, KEY_HEADS, QUERY_HEADS, SCALE, Term, differing, gather, number,
+};
+
+/// What the ranks of a ring have in common.
+const TERMS: [Term; 6] =
+    [("tokens of the sequence", number), QUERY_HEADS, KEY_HEADS, KEY_ELEMENTS, ELEMENT_TYPE, SCALE];
 
 /// One rank of a ring: causal attention of a sequence whose rows are divided over the ranks, each with their keys and
 /// values, as in the training of long contexts.
@@ -155,16 +161,13 @@ impl RingAttention {
     /// What the ranks differ in, the same on every rank. Waits for the ring.
     fn difference(&self, communicator: &mut Communicator, tokens: usize, dtype: DType) -> Result<Option<Violation>> {
         let AttentionShape { heads, kv_heads, head_dim, scale, .. } = self.shape;
-        let numbers = [tokens, heads, kv_heads, head_dim].map(|number| number as i64);
-        let [tokens, heads, kv_heads, head_dim] = numbers;
+        let [tokens, heads, kv_heads, head_dim] = [tokens, heads, kv_heads, head_dim].map(|number| number as i64);
         let own = [tokens, heads, kv_heads, head_dim, dtype.acl().into(), scale.to_bits().cast_signed()];
         let all = gather(communicator, &self.ring, &own, &mut false)?;
-        let names = ["tokens", "query heads", "key heads", "elements of a head", "number of the element type", "scale"];
-        Ok(names.iter().enumerate().find_map(|(term, name)| {
-            let values: Vec<i64> = all.iter().skip(term).step_by(own.len()).copied().collect();
-            let differ = values.iter().any(|value| *value != own[term]);
-            let given = format_args!("{name}: {values:?}, by rank");
-            differ.then(|| rules::RANKS_BATCH.broken(given, "one number on all ranks"))
+        Ok(TERMS.into_iter().zip(own).enumerate().find_map(|(at, (term, own))| {
+            let values: Vec<i64> = all.iter().skip(at).step_by(TERMS.len()).copied().collect();
+            let differ = values.iter().any(|value| *value != own);
+            differ.then(|| differing(term, "", &values, "give all ranks the same sequence, and make their rings alike"))
         }))
     }
 

@@ -12,19 +12,26 @@ use crate::kv::{CacheShape, Interleave, SequenceStamp};
 use crate::rules;
 
 /// A number that is the same on all ranks: what it is, and how it is written.
-type Term = (&'static str, fn(i64) -> String);
+pub(super) type Term = (&'static str, fn(i64) -> String);
+
+pub(super) const QUERY_HEADS: Term = ("query heads", number);
+pub(super) const KEY_HEADS: Term = ("key heads", number);
+pub(super) const KEY_ELEMENTS: Term = ("elements of a key", number);
+pub(super) const ELEMENT_TYPE: Term =
+    ("element type", |number| i32::try_from(number).ok().and_then(DType::from_acl).map_or("none", DType::name).into());
+pub(super) const SCALE: Term = ("scale", factor);
 
 /// What the attentions of all ranks have in common.
 const SETTINGS: [Term; 10] = [
     ("number of requests", number),
     ("tokens in a run", number),
     ("layers", number),
-    ("query heads", number),
-    ("key heads", number),
-    ("elements of a key", number),
+    QUERY_HEADS,
+    KEY_HEADS,
+    KEY_ELEMENTS,
     ("elements of a value", number),
-    ("element type", |number| i32::try_from(number).ok().and_then(DType::from_acl).map_or("none", DType::name).into()),
-    ("scale", factor),
+    ELEMENT_TYPE,
+    SCALE,
     ("cap of the scores", factor),
 ];
 
@@ -48,7 +55,7 @@ const FIXES: [&str; 3] = [
 /// Numbers that are compared at a time, once they are known to differ.
 const COMPARED: usize = 64;
 
-fn number(number: i64) -> String {
+pub(super) fn number(number: i64) -> String {
     number.to_string()
 }
 
@@ -221,11 +228,17 @@ pub(super) fn gather(
 /// The refusal of a number that the ranks have other values of.
 #[cold]
 fn named(at: usize, terms: usize, values: &[i64]) -> Violation {
-    let ((what, text), of, fix) = match at.checked_sub(SETTINGS.len()) {
+    let (term, of, fix) = match at.checked_sub(SETTINGS.len()) {
         None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 0)]),
         Some(_) if at + 1 == terms => (GRAPH, String::new(), FIXES[2]),
         Some(at) => (REQUEST[at % REQUEST.len()], format!(" of request {}", at / REQUEST.len()), FIXES[0]),
     };
+    differing(term, &of, values, fix)
+}
+
+/// The refusal of a number that the ranks have other values of: which ranks have which.
+#[cold]
+pub(super) fn differing((what, text): Term, of: &str, values: &[i64], fix: &'static str) -> Violation {
     let mut by_value: Vec<(i64, Vec<String>)> = Vec::new();
     for (rank, value) in values.iter().enumerate() {
         let rank = rank.to_string();

@@ -100,7 +100,7 @@ impl Machine {
         }
     }
 
-    /// The time in which every rank sends bytes to each of so many others of its group.
+    /// The seconds until every rank of a group has sent its bytes to each of this number of others.
     fn spreads(&self, others: usize, bytes_each: f64) -> f64 {
         let one = if others > 0 { bytes_each / self.neighbour } else { 0.0 };
         one.max(others as f64 * bytes_each / self.inner)

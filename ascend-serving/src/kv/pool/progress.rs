@@ -74,7 +74,7 @@ impl SequenceStamp {
         self.place
     }
 
-    /// When it began, by which sequences in one place are told apart.
+    /// A number that grows with every sequence, which distinguishes those that use one place after another.
     pub(crate) fn began(&self) -> u64 {
         self.began
     }
