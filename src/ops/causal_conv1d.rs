@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::causal_conv1d::{Argument, CausalConvCall, ConvContents, Parameter, Version};
+use ascend_spec::ops::causal_conv1d::{Argument, CausalConvCall, ConvContents, ConvProblem, Parameter, Version};
 use ascend_spec::{TensorDesc, Violation, arguments_of_version, causal_conv1d_arguments};
+use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
-use crate::ops::delta_rule::{numbers, too_many_values, uploaded, wide};
+use crate::ops::delta_rule::{narrow, number, numbers, too_many_values, uploaded, wide};
+use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::rules::PACKAGE_TRUSTED;
 use crate::runtime::{Context, Platform, Queue, Runtime, Stream};
@@ -57,8 +59,9 @@ pub(crate) fn vouched_for(runtime: &Runtime) -> Result<(), Violation> {
 pub struct ConvSequence {
     /// Its rows in this call.
     pub rows: usize,
-    /// Its line of the pool.
-    pub line: usize,
+    /// Its line of the pool. A sequence without one is left out: nothing of it is computed, and its rows of the output
+    /// keep what was there. Rows of padding are such a sequence.
+    pub line: Option<usize>,
     /// Whether it goes on from its line; otherwise what is in front of its first row is zeros.
     pub continues: bool,
 }
@@ -66,7 +69,8 @@ pub struct ConvSequence {
 /// The sequences of a call, one behind the other, each with a line of the pool.
 ///
 /// The operator reads these numbers on the device, where it leaves out a sequence whose line is not in the pool. Made
-/// here, the host knows them, and plans refuse numbers that lead elsewhere. Cloning shares the memory.
+/// here, the host knows them, and plans refuse numbers that lead elsewhere. They can be
+/// [overwritten](Self::overwrite), for the next step of captured launches. Cloning shares the memory.
 #[derive(Clone, Debug)]
 pub struct ConvSequences {
     starts: Tensor<i32>,
@@ -75,8 +79,40 @@ pub struct ConvSequences {
     history: Tensor<i32>,
     accepted: bool,
     /// What the tensors of the operator's arguments hold.
-    numbers: Arc<[Vec<i64>; 4]>,
+    numbers: KnownNumbers<ConvCheck, 4>,
 }
+
+/// What a plan requires of the numbers.
+#[derive(Clone, Debug, PartialEq)]
+struct ConvCheck {
+    problem: ConvProblem,
+    allowed: Vec<Box<str>>,
+}
+
+impl NumbersCheck<4> for ConvCheck {
+    fn check(&self, [starts, lines, history, accepted]: &[Vec<i64>; 4]) -> Result<()> {
+        let allowed: SmallVec<[&str; 4]> = self.allowed.iter().map(|id| &**id).collect();
+        Ok(self.problem.check_contents(ConvContents { starts, lines, history, accepted }, &allowed)?)
+    }
+}
+
+/// Where sequences begin and the last one ends, their lines, and which of them go on from their lines.
+fn numbers_of(sequences: &[ConvSequence]) -> Result<[Vec<i32>; 3]> {
+    let ends = sequences.iter().scan(0usize, |end, sequence| {
+        *end = end.saturating_add(sequence.rows);
+        Some(*end)
+    });
+    let starts = numbers("rows", [0].into_iter().chain(ends))?;
+    let line = |sequence: &ConvSequence| match sequence.line {
+        Some(line) => number("lines", line),
+        None => Ok(NO_LINE),
+    };
+    let lines = sequences.iter().map(line).collect::<Result<_>>()?;
+    Ok([starts, lines, sequences.iter().map(|sequence| i32::from(sequence.continues)).collect()])
+}
+
+/// The line of a sequence that is left out: what `padSlotId` is where a call leaves it as it is.
+const NO_LINE: i32 = -1;
 
 impl ConvSequences {
     /// The sequences of a call.
@@ -85,23 +121,45 @@ impl ConvSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no sequence, and numbers beyond INT32; otherwise as for
     /// [`Stream::upload`].
     pub fn new(stream: &Stream, sequences: &[ConvSequence]) -> Result<Self> {
-        let ends = sequences.iter().scan(0usize, |end, sequence| {
-            *end = end.saturating_add(sequence.rows);
-            Some(*end)
-        });
         if sequences.is_empty() {
             return Err(Error::invalid("sequences", 0, "at least one").fix("leave the call out"));
         }
-        let starts = numbers("rows", [0].into_iter().chain(ends))?;
-        let lines = numbers("lines", sequences.iter().map(|sequence| sequence.line))?;
-        let history: Vec<i32> = sequences.iter().map(|sequence| i32::from(sequence.continues)).collect();
+        let [starts, lines, history] = numbers_of(sequences)?;
+        Self::of_numbers(stream, [&starts, &lines, &history], false)
+    }
+
+    fn of_numbers(stream: &Stream, [starts, lines, history]: [&[i32]; 3], accepted: bool) -> Result<Self> {
+        let (modes, counts) = if accepted { (Vec::new(), wide(history)) } else { (wide(history), Vec::new()) };
         Ok(Self {
-            starts: uploaded(stream, "rows", &starts)?,
-            lines: uploaded(stream, "lines", &lines)?,
-            history: uploaded(stream, "sequences", &history)?,
-            accepted: false,
-            numbers: Arc::new([wide(&starts), wide(&lines), wide(&history), Vec::new()]),
+            starts: uploaded(stream, "rows", starts)?,
+            lines: uploaded(stream, "lines", lines)?,
+            history: uploaded(stream, if accepted { "accepted" } else { "sequences" }, history)?,
+            accepted,
+            numbers: KnownNumbers::new([wide(starts), wide(lines), modes, counts]),
         })
+    }
+
+    /// Waits for a stream, then replaces the sequences by as many others, with as many rows in all: plans, and launches
+    /// that were captured, read the new ones. Other streams that use the sequences have to be waited for before.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and for sequences with accepted
+    /// counts; [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, also of
+    /// one that was dropped, since its launches may be captured. Nothing is replaced then.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
+    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten again.
+    pub fn overwrite(&self, stream: &Stream, sequences: &[ConvSequence]) -> Result<()> {
+        let count = self.lines.len();
+        if sequences.len() != count || self.accepted {
+            let kind = if self.accepted { "sequences with accepted counts" } else { "sequences" };
+            let given = format_args!("{} in place of {count} {kind}", sequences.len());
+            return Err(Error::invalid("sequences", given, format_args!("{count}, without counts"))
+                .fix("fill up with sequences without rows, and make those with counts anew"));
+        }
+        self.each().into_iter().try_for_each(|(_, tensor)| tensor.on("sequences", stream.context()))?;
+        let [starts, lines, history] = numbers_of(sequences)?.map(|numbers| wide(&numbers));
+        let tensors = [Some(&*self.starts), Some(&*self.lines), Some(&*self.history), None];
+        self.numbers.overwrite(stream, tensors, [starts, lines, history, Vec::new()], narrow)
     }
 
     /// The sequences, each of which goes on behind this number of rows of the call before, of which the first counts:
@@ -112,15 +170,15 @@ impl ConvSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of counts than of sequences, and for
     /// sequences that do not go on from their lines; otherwise as for [`Stream::upload`].
     pub fn accepted(self, stream: &Stream, counts: &[usize]) -> Result<Self> {
-        let [starts, lines, history, _] = &*self.numbers;
+        let [starts, lines, history] =
+            self.numbers.read(|[starts, lines, history, _]| [starts, lines, history].map(|numbers| narrow(numbers)))?;
         if counts.len() != lines.len() || self.accepted || history.contains(&0) {
             let given = format_args!("{} counts for {} sequences", counts.len(), lines.len());
             return Err(Error::invalid("accepted", given, "a count for each sequence, all of which go on")
                 .fix("make the sequences of this step anew, all with `continues`, and counts from the same batch"));
         }
-        let counts = numbers("accepted", counts.iter().copied())?;
-        let numbers = [starts.clone(), lines.clone(), Vec::new(), wide(&counts)];
-        Ok(Self { history: uploaded(stream, "accepted", &counts)?, accepted: true, numbers: Arc::new(numbers), ..self })
+        // Tensors of their own: clones of the sequences can be overwritten.
+        Self::of_numbers(stream, [&starts, &lines, &numbers("accepted", counts.iter().copied())?], true)
     }
 
     fn each(&self) -> [(Parameter, &AnyTensor); 3] {
@@ -151,8 +209,8 @@ impl ConvSequences {
 /// let weight = stream.upload(&rows(&[2.0, 1.0]), [2, 16])?;
 /// let x = stream.upload(&rows(&[1.0, 3.0, 4.0]), [3, 16])?;
 /// let sequences = ConvSequences::new(&stream, &[
-///     ConvSequence { rows: 2, line: 0, continues: true },
-///     ConvSequence { rows: 1, line: 1, continues: false },
+///     ConvSequence { rows: 2, line: Some(0), continues: true },
+///     ConvSequence { rows: 1, line: Some(1), continues: false },
 /// ])?;
 /// let plan = CausalConv1d::new().plan(&sequences, (&x, &weight, &lines))?;
 /// let y = plan.launch(&stream, (&x, &weight, &lines))?.download(&stream)?;
@@ -246,8 +304,8 @@ impl CausalConv1d {
         let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(stand_in))?;
         let problem = call.check(target)?;
         let allowed = self.allowed.ids(lints_of::<Version>)?;
-        let [starts, lines, history, accepted] = &*sequences.numbers;
-        problem.check_contents(ConvContents { starts, lines, history, accepted }, &allowed)?;
+        let allowed = allowed.iter().map(|&id| id.into()).collect();
+        sequences.numbers.require(ConvCheck { problem, allowed })?;
         let operation = CausalConvOperation { sequences: sequences.clone(), y };
         let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
         Ok(CausalConvPlan::new(prepared, operation))

@@ -8,6 +8,7 @@ use ascend_spec::{ContentFault as _, Rule};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
+use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
 use crate::runtime::{Context, Device, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -15,7 +16,8 @@ use crate::tensor::{AnyTensor, Tensor};
 ///
 /// The operators read these numbers on the device, where nothing checks them: a slot of -1 writes in front of the pool.
 /// Made here, the host knows them: plans refuse numbers that lead elsewhere than to the sequence's own tokens and
-/// states. Cloning shares the memory.
+/// states. Those of slots can be [overwritten](Self::overwrite), for the next step of captured launches. Cloning shares
+/// the memory.
 ///
 /// [`RecurrentGatedDeltaRule`]: crate::recurrent_delta_rule::RecurrentGatedDeltaRule
 #[derive(Clone, Debug)]
@@ -23,8 +25,8 @@ pub struct DeltaSequences {
     lengths: Tensor<i32>,
     slots: Option<Tensor<i32>>,
     accepted: Option<Tensor<i32>>,
-    /// What the tensors hold.
-    numbers: Arc<[Vec<i64>; 3]>,
+    /// What the tensors hold: lengths, slots and accepted counts.
+    numbers: KnownNumbers<DeltaCheck, 3>,
 }
 
 impl DeltaSequences {
@@ -38,11 +40,17 @@ impl DeltaSequences {
     /// [`ChunkGatedDeltaRule`]: crate::chunk_delta_rule::ChunkGatedDeltaRule
     pub fn of_lengths(stream: &Stream, lengths: &[usize]) -> Result<Self> {
         let lengths = numbers("lengths", lengths.iter().copied())?;
+        Self::new(stream, [Some(&lengths), None, None])
+    }
+
+    fn new(stream: &Stream, [lengths, slots, accepted]: [Option<&[i32]>; 3]) -> Result<Self> {
+        let held = |numbers: Option<&[i32]>| wide(numbers.unwrap_or_default());
+        let upload = |name, numbers: Option<&[i32]>| numbers.map(|numbers| uploaded(stream, name, numbers)).transpose();
         Ok(Self {
-            lengths: uploaded(stream, "lengths", &lengths)?,
-            slots: None,
-            accepted: None,
-            numbers: Arc::new([wide(&lengths), Vec::new(), Vec::new()]),
+            lengths: uploaded(stream, "lengths", lengths.unwrap_or_default())?,
+            slots: upload("slots", slots)?,
+            accepted: upload("accepted", accepted)?,
+            numbers: KnownNumbers::new([held(lengths), held(slots), held(accepted)]),
         })
     }
 
@@ -53,15 +61,61 @@ impl DeltaSequences {
     /// # Errors
     /// As for [`of_lengths`](Self::of_lengths), for no token, and for slots beyond INT32.
     pub fn of_slots(stream: &Stream, slots: &[impl AsRef<[usize]>]) -> Result<Self> {
-        let lengths: Vec<usize> = slots.iter().map(|row| row.as_ref().len()).collect();
-        let sequences = Self::of_lengths(stream, &lengths)?;
-        let slots = numbers("slots", slots.iter().flat_map(|row| row.as_ref()).copied())?;
-        let [lengths, ..] = &*sequences.numbers;
-        Ok(Self {
-            slots: Some(uploaded(stream, "slots", &slots)?),
-            numbers: Arc::new([lengths.clone(), wide(&slots), Vec::new()]),
-            ..sequences
-        })
+        let [lengths, slots] = lengths_and_slots(slots)?;
+        Self::new(stream, [Some(&lengths), Some(&slots), None])
+    }
+
+    /// `sequences` sequences of a call of `tokens` rows, none of which has a token yet: a launch computes nothing until
+    /// they are [overwritten](Self::overwrite). For launches that are captured before the first step is known.
+    ///
+    /// # Errors
+    /// As for [`of_slots`](Self::of_slots).
+    pub fn without_tokens(stream: &Stream, sequences: usize, tokens: usize) -> Result<Self> {
+        let zeros = |name, count: usize| {
+            let mut zeros = Vec::new();
+            let room = zeros.try_reserve_exact(count).is_ok() && i32::try_from(count).is_ok();
+            zeros.resize(if room { count } else { 0 }, 0);
+            room.then_some(zeros)
+                .ok_or_else(|| Error::invalid(name, count, "numbers that memory can hold").fix("capture smaller steps"))
+        };
+        Self::new(
+            stream,
+            [Some(zeros("lengths", sequences)?.as_slice()), Some(zeros("slots", tokens)?.as_slice()), None],
+        )
+    }
+
+    /// Waits for a stream, then replaces the slots, of as many sequences as there are: plans, and launches that were
+    /// captured, read the new ones. A row may have fewer slots than before, or none: its sequence has as many tokens,
+    /// which follow those of the sequence before. The operator leaves out sequences without tokens, and rows behind the
+    /// last token. Other streams that use the sequences have to be waited for before.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows, more slots than the call has tokens,
+    /// sequences of lengths alone, and those with accepted counts, which begin each row elsewhere;
+    /// [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, also of one
+    /// that was dropped, since its launches may be captured. Nothing is replaced then.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
+    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten again.
+    pub fn overwrite(&self, stream: &Stream, slots: &[impl AsRef<[usize]>]) -> Result<()> {
+        let (Some(tensor), None) = (&self.slots, &self.accepted) else {
+            let given = if self.accepted.is_some() { "sequences with accepted counts" } else { "lengths alone" };
+            return Err(Error::invalid("sequences", given, "sequences of slots, without counts").fix(
+                "make them by `DeltaSequences::of_slots`, and begin each row with the slot of its last accepted token",
+            ));
+        };
+        self.on(stream.context(), true)?;
+        let [lengths, mut named] = lengths_and_slots(slots)?;
+        let (sequences, tokens) = (self.lengths.len(), tensor.len());
+        if lengths.len() != sequences || named.len() > tokens {
+            let given = format_args!("{} rows of {} slots", lengths.len(), named.len());
+            let allowed = format_args!("{sequences} rows of at most {tokens} slots together, as there are");
+            return Err(Error::invalid("slots", given, allowed)
+                .fix("make sequences as large as the largest step, and leave rows of smaller ones empty"));
+        }
+        // Slots of no sequence, which nothing reads.
+        named.resize(tokens, 0);
+        let numbers = [wide(&lengths), wide(&named), Vec::new()];
+        self.numbers.overwrite(stream, [Some(&*self.lengths), Some(&**tensor), None], numbers, narrow)
     }
 
     /// The sequences, each of which goes on behind this number of accepted tokens of the step before, of which the
@@ -73,27 +127,25 @@ impl DeltaSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of counts than of sequences, and for
     /// sequences without slots; otherwise as for [`Stream::upload`].
     pub fn accepted(self, stream: &Stream, counts: &[usize]) -> Result<Self> {
-        let [lengths, slots, _] = &*self.numbers;
-        if counts.len() != lengths.len() || self.slots.is_none() {
+        let sequences = self.lengths.len();
+        if counts.len() != sequences || self.slots.is_none() {
             let kind = if self.slots.is_some() { "slots" } else { "lengths alone" };
-            let given = format_args!("{} counts for {} sequences of {kind}", counts.len(), lengths.len());
+            let given = format_args!("{} counts for {sequences} sequences of {kind}", counts.len());
             return Err(Error::invalid("accepted", given, "a count for each sequence of slots")
                 .fix("make sequences by `DeltaSequences::of_slots`, and counts from the same batch"));
         }
         let counts = numbers("accepted", counts.iter().copied())?;
-        Ok(Self {
-            accepted: Some(uploaded(stream, "accepted", &counts)?),
-            numbers: Arc::new([lengths.clone(), slots.clone(), wide(&counts)]),
-            ..self
-        })
+        // Tensors of their own: clones of the sequences can be overwritten.
+        let [lengths, slots] = self.numbers.read(|[lengths, slots, _]| [narrow(lengths), narrow(slots)])?;
+        Self::new(stream, [Some(&lengths), Some(&slots), Some(&counts)])
     }
 
-    /// Tokens of each sequence on the device, `[B]`. Nothing can be written to them.
+    /// Tokens of each sequence on the device, `[B]`. Only [`overwrite`](Self::overwrite) can write to them.
     pub fn lengths(&self) -> &Tensor<i32> {
         &self.lengths
     }
 
-    /// The slot of each token on the device, `[T]`. Nothing can be written to them.
+    /// The slot of each token on the device, `[T]`. Only [`overwrite`](Self::overwrite) can write to them.
     pub fn slots(&self) -> Option<&Tensor<i32>> {
         self.slots.as_ref()
     }
@@ -124,6 +176,7 @@ impl DeltaSequences {
 
     /// Refuses by the rule numbers that lead elsewhere than to the sequence's own tokens and states, then by the lints
     /// that are not allowed: of a state of two sequences, or of tokens of no sequence and sequences without tokens.
+    /// Remembers the check for the numbers of a later [overwrite](Self::overwrite).
     pub(crate) fn check(
         &self,
         problem: &DeltaRuleProblem,
@@ -131,7 +184,24 @@ impl DeltaSequences {
         lints: DeltaLints,
         allowed: &[&str],
     ) -> Result<()> {
-        let [lengths, slots, accepted] = &*self.numbers;
+        let allowed = allowed.iter().map(|&id| id.into()).collect();
+        self.numbers.require(DeltaCheck { problem: *problem, within, lints, allowed })
+    }
+}
+
+/// What a plan requires of the numbers.
+#[derive(Clone, Debug, PartialEq)]
+struct DeltaCheck {
+    problem: DeltaRuleProblem,
+    /// The rule of numbers that lead to the sequences' own tokens and states.
+    within: &'static Rule,
+    lints: DeltaLints,
+    allowed: Vec<Box<str>>,
+}
+
+impl NumbersCheck<3> for DeltaCheck {
+    fn check(&self, [lengths, slots, accepted]: &[Vec<i64>; 3]) -> Result<()> {
+        let Self { problem, within, lints, allowed } = self;
         let contents = DeltaRuleContents { lengths, slots, accepted };
         problem.checked_contents(contents, within)?;
         let broken = match lints {
@@ -140,10 +210,10 @@ impl DeltaSequences {
                 let fault = fault.map(|fault| fault.texts());
                 [fault.map(|[given, allowed]| shared.broken(given, allowed)), None]
             }
-            DeltaLints::Chunk(rules) => problem.unusual(lengths, rules),
+            DeltaLints::Chunk(rules) => problem.unusual(lengths, *rules),
         };
         let mut broken = broken.into_iter().flatten();
-        match broken.find(|lint| !allowed.contains(&lint.rule.id)) {
+        match broken.find(|lint| !allowed.iter().any(|id| **id == *lint.rule.id)) {
             Some(lint) => Err(lint.into()),
             None => Ok(()),
         }
@@ -151,6 +221,7 @@ impl DeltaSequences {
 }
 
 /// The lints of an operator about the numbers of its sequences.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum DeltaLints {
     Recurrent {
         /// A state of two sequences.
@@ -158,6 +229,12 @@ pub(crate) enum DeltaLints {
     },
     /// Tokens of no sequence, and sequences without tokens.
     Chunk([&'static Rule; 2]),
+}
+
+/// The lengths of rows of slots, and the slots of all.
+fn lengths_and_slots(rows: &[impl AsRef<[usize]>]) -> Result<[Vec<i32>; 2]> {
+    let lengths = numbers("lengths", rows.iter().map(|row| row.as_ref().len()))?;
+    Ok([lengths, numbers("slots", rows.iter().flat_map(|row| row.as_ref()).copied())?])
 }
 
 /// States of the gated delta rule, `[slots, Nv, Dv, Dk]`: a row for each element of a value, and a column for each of a
@@ -274,14 +351,21 @@ pub(crate) fn too_many_values(value: &AnyTensor) -> Error {
     Error::invalid("value", value.desc(), "rows whose outputs memory can hold").fix("compute fewer tokens in a call")
 }
 
+/// A number that INT32 holds.
+pub(crate) fn number(name: &'static str, number: usize) -> Result<i32> {
+    i32::try_from(number).map_err(|_| {
+        Error::invalid(name, number, format_args!("0 to {}", i32::MAX)).fix("give numbers that INT32 counts")
+    })
+}
+
 /// Numbers that INT32 holds.
 pub(crate) fn numbers(name: &'static str, all: impl Iterator<Item = usize>) -> Result<Vec<i32>> {
-    let number = |number: usize| {
-        i32::try_from(number).map_err(|_| {
-            Error::invalid(name, number, format_args!("0 to {}", i32::MAX)).fix("give numbers that INT32 counts")
-        })
-    };
-    all.map(number).collect()
+    all.map(|each| number(name, each)).collect()
+}
+
+/// Numbers that were widened, as the device has them.
+pub(crate) fn narrow(numbers: &[i64]) -> Vec<i32> {
+    numbers.iter().map(|&number| number as i32).collect()
 }
 
 pub(crate) fn wide(numbers: &[i32]) -> Vec<i64> {

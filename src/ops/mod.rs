@@ -12,6 +12,7 @@ pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub(crate) mod inference_attention;
+mod known_numbers;
 pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
 pub mod nsa_compress;

@@ -134,7 +134,7 @@ impl NsaCompressAttentionInfer {
         key.on(Parameter::Key.name(), context)?;
         value.on(Parameter::Value.name(), context)?;
         sequences.on(context)?;
-        let [queries, compressed] = sequences.lengths();
+        let [queries, compressed] = sequences.lengths()?;
         let [block, stride, select, count] = self.sizes;
         let axes = query.desc().shape;
         let given = NsaCompressAttentionCall {

@@ -111,7 +111,7 @@ impl NsaCompressWithCache {
             return Err(Error::invalid("sequences", "padded sequences", "packed ones, or keys in a paged cache")
                 .fix("make them by `SparseSequences::packed`"));
         }
-        let [_, lengths] = sequences.lengths();
+        let [_, lengths] = sequences.lengths()?;
         let call = NsaCompressCacheCall {
             input: Some(*input.desc()),
             weight: Some(*weight.desc()),
@@ -229,7 +229,7 @@ impl NsaCompressCacheOperation {
         self.sequences.read(|numbers| {
             let contents = SparseContents::of(numbers);
             self.problem.faults(contents, &slots.numbers, &mut |fault| wrong = wrong.or(Some(fault)));
-        });
+        })?;
         wrong.map_or(Ok(()), |fault| {
             Err(Error::from(CONTENTS.broken(fault, "slots and blocks of the caches, each slot once")))
         })

@@ -121,7 +121,7 @@ impl NsaSelectedAttentionInfer {
             input.on(parameter.name(), context)?;
         }
         sequences.on(context)?;
-        let [queries, tokens] = sequences.lengths();
+        let [queries, tokens] = sequences.lengths()?;
         let axes = query.desc().shape;
         let given = NsaSelectedCall {
             query: Some(*query.desc()),

@@ -1,14 +1,14 @@
 //! The sequences of a call of sparse attention: their lengths and blocks on the device, known to the host.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ascend_spec::Rule;
 use ascend_spec::ops::sparse_sequences::{TokenLayout, checked_contents, unusual_contents};
 
 use crate::error::{Error, Result};
-use crate::memory::as_bytes;
-use crate::runtime::{Context, Stream, lock};
+use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
+use crate::runtime::{Context, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 /// The query rows and keys of each sequence and, for a paged cache, its blocks.
@@ -27,52 +27,40 @@ pub struct SparseSequences {
     layouts: [TokenLayout; 2],
     tensors: [Tensor<i32>; 2],
     block_table: Option<Tensor<i32>>,
-    content: Arc<Mutex<Content>>,
-}
-
-/// What the host knows of the tensors. Clones share it.
-#[derive(Debug)]
-struct Content {
-    /// Query rows and keys of each sequence.
-    lengths: [Vec<usize>; 2],
     /// Lengths as the layouts have them, and the block table, where -1 is no block.
-    numbers: [Vec<i64>; 3],
-    /// What plans require of the numbers, and of all that overwrite them.
-    checks: Vec<ContentCheck>,
-    /// Whether a plan has the lengths among its arguments, which stay as they are.
-    fixed: bool,
-    /// Whether an overwrite failed midway, so that nobody knows what the tensors hold.
-    unknown: bool,
-}
-
-impl Content {
-    /// Refuses numbers that are not known.
-    fn known(&self) -> Result<()> {
-        match self.unknown {
-            false => Ok(()),
-            true => Err(Error::invalid("sequences", "numbers that were overwritten in part", "numbers that are known")
-                .fix("overwrite the sequences again")),
-        }
-    }
+    content: KnownNumbers<ContentCheck, 3>,
 }
 
 /// What a plan requires of the numbers.
 #[derive(Clone, Debug, PartialEq)]
-struct ContentCheck {
-    sequences: ascend_spec::ops::sparse_sequences::SparseSequences,
-    /// The rule of tensors that have room for what the numbers say.
-    within: &'static Rule,
-    /// The lints of query rows of no sequence, and of rows without keys, where the plan does not allow them.
-    unusual: [Option<&'static Rule>; 2],
+enum ContentCheck {
+    Within {
+        sequences: ascend_spec::ops::sparse_sequences::SparseSequences,
+        /// The rule of tensors that have room for what the numbers say.
+        within: &'static Rule,
+        /// The lints of query rows of no sequence, and of rows without keys, where the plan does not allow them.
+        unusual: [Option<&'static Rule>; 2],
+    },
+    /// The plan has the lengths among its arguments, which stay as they are.
+    Fixed([Vec<i64>; 2]),
 }
 
-impl ContentCheck {
+impl NumbersCheck<3> for ContentCheck {
     fn check(&self, numbers: &[Vec<i64>; 3]) -> Result<()> {
-        checked_contents(&self.sequences, numbers, self.within)?;
-        let unusual = unusual_contents(&self.sequences, numbers, self.unusual);
-        match unusual.into_iter().flatten().next() {
-            Some(lint) => Err(lint.into()),
-            None => Ok(()),
+        match self {
+            Self::Within { sequences, within, unusual } => {
+                checked_contents(sequences, numbers, within)?;
+                let unusual = unusual_contents(sequences, numbers, *unusual);
+                match unusual.into_iter().flatten().next() {
+                    Some(lint) => Err(lint.into()),
+                    None => Ok(()),
+                }
+            }
+            Self::Fixed(lengths) if lengths[..] == numbers[..2] => Ok(()),
+            Self::Fixed(_) => {
+                Err(Error::invalid("lengths", "other lengths", "those of a plan that has them among its arguments")
+                    .fix("make other sequences for other lengths, and plan with them"))
+            }
         }
     }
 }
@@ -84,7 +72,7 @@ impl SparseSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no sequence, another number of lengths of keys than of
     /// queries, and numbers beyond INT32; otherwise as for [`Stream::upload`].
     pub fn packed(stream: &Stream, query_lengths: &[usize], key_lengths: &[usize]) -> Result<Self> {
-        Self::new(stream, [TokenLayout::Tnd; 2], [query_lengths, key_lengths])
+        Self::new(stream, [TokenLayout::Tnd; 2], [query_lengths, key_lengths], Vec::new())
     }
 
     /// Sequences with these query rows and keys, which have as much room each.
@@ -92,7 +80,7 @@ impl SparseSequences {
     /// # Errors
     /// As for [`SparseSequences::packed`].
     pub fn padded(stream: &Stream, query_lengths: &[usize], key_lengths: &[usize]) -> Result<Self> {
-        Self::new(stream, [TokenLayout::Bsnd; 2], [query_lengths, key_lengths])
+        Self::new(stream, [TokenLayout::Bsnd; 2], [query_lengths, key_lengths], Vec::new())
     }
 
     /// The sequences with their keys in a paged cache: the blocks of each, `rows`.
@@ -101,20 +89,15 @@ impl SparseSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows than of sequences, a table without
     /// columns, and blocks beyond INT32; otherwise as for [`Stream::upload`].
     pub fn paged(&self, stream: &Stream, rows: &[impl AsRef<[usize]>]) -> Result<Self> {
-        let [queries, keys] = {
-            let content = lock(&self.content);
-            content.known()?;
-            content.lengths.clone()
-        };
+        let [queries, keys] = self.content.read(|numbers| lengths_of(self.layouts, numbers))?;
         let columns = longest(rows);
         if columns == 0 {
             return Err(other_rows(rows, format_args!("a row of blocks for each of {} sequences", queries.len())));
         }
         let table = table(rows, columns, queries.len())?;
-        let mut paged = Self::new(stream, [self.layouts[0], TokenLayout::PaBsnd], [&queries, &keys])?;
         let uploaded = stream.upload(&on_device(&table), [rows.len(), columns])?;
         uploaded.freeze();
-        lock(&paged.content).numbers[2] = table;
+        let mut paged = Self::new(stream, [self.layouts[0], TokenLayout::PaBsnd], [&queries, &keys], table)?;
         paged.block_table = Some(uploaded);
         Ok(paged)
     }
@@ -155,29 +138,12 @@ impl SparseSequences {
         let columns = block_table.shape().get(1).copied().unwrap_or(0);
         let [queries, keys] = numbers(self.layouts, lengths)?;
         let numbers = [queries, keys, table(rows, columns, sequences)?];
-        // The content is not locked while the host waits.
-        stream.synchronize()?;
-        let mut content = lock(&self.content);
-        content.checks.iter().try_for_each(|check| check.check(&numbers))?;
-        if content.fixed && content.lengths.each_ref().map(Vec::as_slice) != lengths {
-            return Err(Error::invalid(
-                "lengths",
-                "other lengths",
-                "those of a plan that has them among its arguments",
-            )
-            .fix("make other sequences for other lengths, and plan with them"));
-        }
-        content.unknown = true;
-        for (tensor, numbers) in self.tensors.iter().chain([block_table]).zip(&numbers) {
-            tensor.renew(stream, as_bytes(&on_device(numbers)))?;
-        }
-        content.lengths = lengths.map(<[usize]>::to_vec);
-        content.numbers = numbers;
-        content.unknown = false;
-        Ok(())
+        let tensors = self.tensors.each_ref().map(|tensor| Some(&**tensor));
+        let [queries, keys] = tensors;
+        self.content.overwrite(stream, [queries, keys, Some(block_table)], numbers, on_device)
     }
 
-    fn new(stream: &Stream, layouts: [TokenLayout; 2], lengths: [&[usize]; 2]) -> Result<Self> {
+    fn new(stream: &Stream, layouts: [TokenLayout; 2], lengths: [&[usize]; 2], table: Vec<i64>) -> Result<Self> {
         let counts = lengths.map(<[usize]>::len);
         if counts[0] == 0 || counts[0] != counts[1] {
             return Err(other_counts(counts, format_args!("both for each of at least one sequence")));
@@ -189,14 +155,8 @@ impl SparseSequences {
             Ok::<_, Error>(tensor)
         };
         let tensors = [upload(&queries)?, upload(&keys)?];
-        let content = Content {
-            lengths: lengths.map(<[usize]>::to_vec),
-            numbers: [queries, keys, Vec::new()],
-            checks: Vec::new(),
-            fixed: false,
-            unknown: false,
-        };
-        Ok(Self { layouts, tensors, block_table: None, content: Arc::new(Mutex::new(content)) })
+        let content = KnownNumbers::new([queries, keys, table]);
+        Ok(Self { layouts, tensors, block_table: None, content })
     }
 
     /// The numbers of query rows on the device, `[B]`; packed, the end of each sequence. Only
@@ -219,16 +179,19 @@ impl SparseSequences {
 
     /// The query rows and the keys of each sequence, as the arguments of operators that read them on the host. They
     /// cannot be overwritten from now on.
-    pub(crate) fn lengths(&self) -> [Vec<i64>; 2] {
-        let mut content = lock(&self.content);
-        content.fixed = true;
-        let wide = |lengths: &Vec<usize>| lengths.iter().map(|&length| length as i64).collect();
-        content.lengths.each_ref().map(wide)
+    pub(crate) fn lengths(&self) -> Result<[Vec<i64>; 2]> {
+        let (lengths, fixed) = self.content.read(|numbers| {
+            let wide = |lengths: Vec<usize>| lengths.into_iter().map(|length| length as i64).collect();
+            let [queries, keys, _] = numbers.clone();
+            (lengths_of(self.layouts, numbers).map(wide), [queries, keys])
+        })?;
+        self.content.require(ContentCheck::Fixed(fixed))?;
+        Ok(lengths)
     }
 
     /// Calls `read` with what the tensors hold: query rows and keys, as ends where they are packed, and the block table.
-    pub(crate) fn read<R>(&self, read: impl FnOnce(&[Vec<i64>; 3]) -> R) -> R {
-        read(&lock(&self.content).numbers)
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&[Vec<i64>; 3]) -> R) -> Result<R> {
+        self.content.read(read)
     }
 
     /// The layouts of queries and keys, as CANN names them.
@@ -265,15 +228,21 @@ impl SparseSequences {
     ) -> Result<()> {
         let lints = lints.into().map_or([None; 2], |lints| lints.map(Some));
         let unusual = lints.map(|lint| lint.filter(|lint| !allowed.contains(&lint.id)));
-        let check = ContentCheck { sequences: *sequences, within, unusual };
-        let mut content = lock(&self.content);
-        content.known()?;
-        check.check(&content.numbers)?;
-        if !content.checks.contains(&check) {
-            content.checks.push(check);
-        }
-        Ok(())
+        self.content.require(ContentCheck::Within { sequences: *sequences, within, unusual })
     }
+}
+
+/// The lengths that are held as tensors of these layouts have them.
+fn lengths_of(layouts: [TokenLayout; 2], [queries, keys, _]: &[Vec<i64>; 3]) -> [Vec<usize>; 2] {
+    let side = |layout: TokenLayout, numbers: &[i64]| {
+        let mut before = 0;
+        let lengths = numbers.iter().map(|&number| {
+            let begin = if layout == TokenLayout::Tnd { std::mem::replace(&mut before, number) } else { 0 };
+            usize::try_from(number - begin).unwrap_or(0)
+        });
+        lengths.collect()
+    };
+    [side(layouts[0], queries), side(layouts[1], keys)]
 }
 
 /// Lengths as tensors of these layouts have them: packed, the end of each sequence.

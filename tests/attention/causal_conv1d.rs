@@ -98,7 +98,7 @@ proptest! {
             // A sequence without rows in the first call leaves its line, so that it begins in the second.
             let began = |at: usize| lengths[at].2 || step == 1 && lengths[at].0 > 0;
             let sequences: Vec<_> = (0..lengths.len())
-                .map(|at| ConvSequence { rows: of(at), line: line(at), continues: began(at) })
+                .map(|at| ConvSequence { rows: of(at), line: Some(line(at)), continues: began(at) })
                 .collect();
             let count: usize = sequences.iter().map(|sequence| sequence.rows).sum();
             let x = halves(seed + 3 + step, count * channels);
@@ -149,7 +149,7 @@ proptest! {
         for (step, (rows, accept)) in steps.into_iter().enumerate() {
             let x = halves(seed + 2 + step as u64, rows * channels);
             let on_stream = stream.upload(&x, [rows, channels]).unwrap();
-            let sequences = ConvSequences::new(&stream, &[ConvSequence { rows, line: 1, continues: true }]).unwrap();
+            let sequences = ConvSequences::new(&stream, &[ConvSequence { rows, line: Some(1), continues: true }]).unwrap();
             let sequences = sequences.accepted(&stream, &[accepted]).unwrap();
             let inputs = (&on_stream, &on_device, &pool);
             let plan = CausalConv1d::new().plan(&sequences, inputs).unwrap();
@@ -167,7 +167,7 @@ fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
     let Some(stream) = stream() else { return };
     let tensor = |shape: &[usize]| stream.upload(&vec![bf16::ONE; shape.iter().product()], shape).unwrap();
     let (x, weight, pool) = (tensor(&[3, 16]), tensor(&[4, 16]), tensor(&[2, 3, 16]));
-    let sequence = |rows, line| ConvSequence { rows, line, continues: true };
+    let sequence = |rows, line| ConvSequence { rows, line: Some(line), continues: true };
     let plan = |sequences: &[ConvSequence], x: &Tensor<bf16>| {
         CausalConv1d::new().plan(&ConvSequences::new(&stream, sequences)?, (x, &weight, &pool)).map(drop)
     };

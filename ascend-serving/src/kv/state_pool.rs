@@ -271,7 +271,7 @@ fn check_convolution(stream: &Stream, convolution: &Convolution) -> Result<()> {
     let empty = |rows: usize| Tensor::<bf16>::empty(stream.device(), [rows, channels]);
     let (x, weight) = (empty(1)?, empty(width)?);
     let lines = Tensor::empty(stream.device(), [1, width.saturating_sub(1), channels])?;
-    let sequences = ConvSequences::new(stream, &[ConvSequence { rows: 1, line: 0, continues: true }])?;
+    let sequences = ConvSequences::new(stream, &[ConvSequence { rows: 1, line: Some(0), continues: true }])?;
     call(silu).plan(&sequences, (&x, &weight, &lines))?;
     Ok(())
 }

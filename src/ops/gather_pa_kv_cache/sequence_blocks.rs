@@ -4,6 +4,7 @@ use ascend_spec::ops::gather_pa_kv_cache::GatherProblem;
 use ascend_spec::ops::gather_pa_kv_cache::rules::BLOCK;
 
 use crate::error::{Error, Result};
+use crate::memory::as_bytes;
 use crate::runtime::Stream;
 use crate::tensor::Tensor;
 
@@ -51,7 +52,7 @@ impl SequenceBlocks {
             return Err(Error::invalid("block_size", 0, "at least 1").fix("give the cache's block size"));
         }
         let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
-        let columns = rows.iter().map(|row| row.len()).max().unwrap_or(0).max(1);
+        let columns = longest(&rows).max(1);
         let tokens = (lengths.iter()).try_fold(0usize, |sum, len| sum.checked_add(*len));
         let tokens = tokens.filter(|tokens| i32::try_from(*tokens).is_ok());
         let Some(tokens) = tokens else {
@@ -59,30 +60,7 @@ impl SequenceBlocks {
                 .fix("gather fewer sequences at once"));
         };
         check(&rows, lengths, (blocks, block_size))?;
-        let number = |name, value: usize| {
-            let beyond = || {
-                Error::invalid(name, value, format_args!("0 to {}", i32::MAX))
-                    .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")
-            };
-            i32::try_from(value).map_err(|_| beyond())
-        };
-        let mut table = Vec::new();
-        let entries = rows.len().saturating_mul(columns);
-        if table.try_reserve_exact(entries).is_err() {
-            return Err(Error::invalid(
-                "rows",
-                format_args!("a table [{}, {columns}]", rows.len()),
-                "a table that fits in the host's memory",
-            )
-            .fix("gather sequences with long rows by themselves"));
-        }
-        for row in &rows {
-            for block in row.iter().copied().chain(std::iter::repeat(0)).take(columns) {
-                table.push(number("block", block)?);
-            }
-        }
-        let lengths = lengths.iter().map(|len| number("lengths", *len));
-        let lengths = lengths.collect::<Result<Vec<_>>>()?;
+        let [table, lengths] = numbers(&rows, lengths, columns)?;
         let block_tables = stream.upload(&table, [rows.len(), columns])?;
         let seq_lens = stream.upload(&lengths, [rows.len()])?;
         block_tables.freeze();
@@ -90,17 +68,46 @@ impl SequenceBlocks {
         Ok(Self { block_tables, seq_lens, tokens, blocks, block_size })
     }
 
+    /// Waits for a stream, then replaces the blocks and lengths of as many sequences, which have as many tokens in all,
+    /// in the same memory: plans, and launches that were captured, read the new ones. Rows may be shorter than those of
+    /// the table. Checked as the first ones were; what is refused leaves the old ones in place.
+    ///
+    /// # Errors
+    /// As for [`SequenceBlocks::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences
+    /// or of tokens, and longer rows; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// as for [`Stream::synchronize`].
+    pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[usize]>], lengths: &[usize]) -> Result<()> {
+        let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
+        let (sequences, columns) = (self.seq_lens.len(), self.block_tables.shape().get(1).copied().unwrap_or(0));
+        let tokens = lengths.iter().fold(0usize, |sum, length| sum.saturating_add(*length));
+        if [rows.len(), lengths.len()] != [sequences; 2] || longest(&rows) > columns || tokens != self.tokens {
+            let given = format_args!("{} rows of at most {} blocks, {tokens} tokens", rows.len(), longest(&rows));
+            let allowed = format_args!("{sequences} rows of at most {columns}, {} tokens, as there are", self.tokens);
+            return Err(Error::invalid("lengths", given, allowed).fix("make other sequences, and plan with them"));
+        }
+        for tensor in [&self.block_tables, &self.seq_lens] {
+            tensor.on("sequences", stream.context())?;
+        }
+        check(&rows, lengths, (self.blocks, self.block_size))?;
+        let numbers = numbers(&rows, lengths, columns)?;
+        stream.synchronize()?;
+        for (tensor, numbers) in [&self.block_tables, &self.seq_lens].into_iter().zip(numbers) {
+            tensor.renew(stream, as_bytes(&numbers))?;
+        }
+        Ok(())
+    }
+
     /// Tokens of all sequences: rows of what is gathered.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// The table on the device, `[B, M]`. Nothing can be written to it.
+    /// The table on the device, `[B, M]`. Only [`overwrite`](Self::overwrite) can write to it.
     pub fn block_tables(&self) -> &Tensor<i32> {
         &self.block_tables
     }
 
-    /// The lengths on the device, `[B]`. Nothing can be written to them.
+    /// The lengths on the device, `[B]`. Only [`overwrite`](Self::overwrite) can write to them.
     pub fn seq_lens(&self) -> &Tensor<i32> {
         &self.seq_lens
     }
@@ -120,6 +127,39 @@ impl SequenceBlocks {
         }
         Ok(())
     }
+}
+
+/// Blocks of the longest row.
+fn longest(rows: &[&[usize]]) -> usize {
+    rows.iter().map(|row| row.len()).max().unwrap_or(0)
+}
+
+/// The table of these rows, filled up with block 0, and the lengths, as the device has them.
+fn numbers(rows: &[&[usize]], lengths: &[usize], columns: usize) -> Result<[Vec<i32>; 2]> {
+    let number = |name, value: usize| {
+        let beyond = || {
+            Error::invalid(name, value, format_args!("0 to {}", i32::MAX))
+                .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")
+        };
+        i32::try_from(value).map_err(|_| beyond())
+    };
+    let mut table = Vec::new();
+    let entries = rows.len().saturating_mul(columns);
+    if table.try_reserve_exact(entries).is_err() {
+        return Err(Error::invalid(
+            "rows",
+            format_args!("a table [{}, {columns}]", rows.len()),
+            "a table that fits in the host's memory",
+        )
+        .fix("gather sequences with long rows by themselves"));
+    }
+    for row in rows {
+        for block in row.iter().copied().chain(std::iter::repeat(0)).take(columns) {
+            table.push(number("block", block)?);
+        }
+    }
+    let lengths = lengths.iter().map(|len| number("lengths", *len));
+    Ok([table, lengths.collect::<Result<_>>()?])
 }
 
 /// Refuses rows that do not name the blocks of their sequence.
