@@ -1,28 +1,24 @@
 //! The causal convolutions in front of the layers of linear attention of a step in progress, over the windows of
 //! requests in a pool of states.
-//!
-//! One call computes a layer. A request that keeps the state behind each of its new tokens has a window behind each
-//! too: each token is then a sequence of its own, whose window is copied together before the call.
 
-use std::ops::Range;
-
-use ascend_attention::causal_conv::{CausalConvPlan, ConvInputs, ConvSequence, ConvSequences};
 use ascend_attention::spec::TensorDesc;
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation};
 
-use crate::backends::{apart, size};
+use crate::backends::apart;
 use crate::error::Result;
 use crate::kv::{StateLease, StatePool};
 use crate::rules;
+
+use super::convolution_calls::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
 
 /// What the convolution of a layer of linear attention computes with: what the model projects, and its weights. From
 /// the pair `(&x, &weight)`.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a description of tensors does nothing until a step convolves them"]
 pub struct ConvolutionInputs<'a, T: Element> {
-    x: &'a Tensor<T>,
-    weight: &'a Tensor<T>,
-    bias: Option<&'a Tensor<T>>,
+    pub(crate) x: &'a Tensor<T>,
+    pub(crate) weight: &'a Tensor<T>,
+    pub(crate) bias: Option<&'a Tensor<T>>,
 }
 
 impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>)> for ConvolutionInputs<'a, T> {
@@ -81,62 +77,23 @@ impl ConvolutionForm {
 
 /// What the convolutions of a step share.
 #[derive(Debug)]
-pub(super) struct ConvolutionStep {
-    sequences: Vec<ConvSequence>,
-    copies: Vec<WindowCopy>,
+pub(super) struct ConvolutionStep<T: Element> {
+    numbers: ConvolutionRows,
     /// What the first layer has prepared for all, and the form of its tensors.
-    plan: Option<(CausalConvPlan, ConvolutionForm)>,
+    calls: Option<(ConvolutionCalls<T>, ConvolutionForm)>,
     /// New rows of the requests, in front of the padding.
     rows: usize,
     /// Which layers are convolved.
     done: Vec<bool>,
 }
 
-/// A part of a window that is put together before the call.
-#[derive(Debug)]
-struct WindowCopy {
-    slot: usize,
-    to: Range<usize>,
-    from: Source,
-}
-
-#[derive(Debug)]
-enum Source {
-    /// Rows of the window in a slot.
-    Window(usize, Range<usize>),
-    /// Rows of the step.
-    Rows(Range<usize>),
-}
-
-impl ConvolutionStep {
+impl<T: Element> ConvolutionStep<T> {
     /// The convolutions of the states of a step; `None` where the pool has none.
     pub(super) fn of(pool: &StatePool, states: &[StateLease]) -> Option<Self> {
-        let front = pool.shape().convolution?.width.saturating_sub(1);
-        let (mut sequences, mut copies, mut rows) = (Vec::new(), Vec::new(), 0usize);
-        for state in states.iter().filter(|state| state.new_tokens() > 0) {
-            let (new, slots) = (state.new_tokens(), state.row());
-            let begin = slots.first().copied().unwrap_or(0);
-            match state.is_kept() {
-                false => sequences.push(ConvSequence { rows: new, line: begin, continues: true }),
-                true => {
-                    sequences.extend(slots.iter().map(|&line| ConvSequence { rows: 1, line, continues: true }));
-                    for (token, &slot) in slots.iter().enumerate().skip(1) {
-                        // What is left of the window in front of the first token, then the tokens before this one.
-                        let own = token.min(front);
-                        let last = rows.saturating_add(token);
-                        if own < front {
-                            let from = Source::Window(begin, own..front);
-                            copies.push(WindowCopy { slot, to: 0..front.saturating_sub(own), from });
-                        }
-                        let from = Source::Rows(last.saturating_sub(own)..last);
-                        copies.push(WindowCopy { slot, to: front.saturating_sub(own)..front, from });
-                    }
-                }
-            }
-            rows = rows.saturating_add(new);
-        }
-        let done = vec![false; pool.shape().layers];
-        Some(Self { sequences, copies, plan: None, rows, done })
+        let front = pool.shape().convolution?.front();
+        let rows = states.iter().fold(0usize, |sum, state| sum.saturating_add(state.new_tokens()));
+        let numbers = ConvolutionRows::of(front, states, (0, rows));
+        Some(Self { numbers, calls: None, rows, done: vec![false; pool.shape().layers] })
     }
 
     /// Whether a layer is convolved.
@@ -144,9 +101,9 @@ impl ConvolutionStep {
         self.done.get(layer).copied().unwrap_or(false)
     }
 
-    /// Queues the convolution of a layer, counted among those of linear attention, and says before the first copy that
+    /// Queues the convolution of a layer, counted among those of linear attention, and says before the first call that
     /// windows are written. Nothing is written where the tensors are refused.
-    pub(super) fn queue_layer<T: Element>(
+    pub(super) fn queue_layer(
         &mut self,
         pool: &StatePool,
         stream: &Stream,
@@ -164,41 +121,33 @@ impl ConvolutionStep {
             let given = format_args!("x {} in layer {layer} of linear attention", x.desc());
             return Err(rules::STEP_TOKENS.broken(given, format_args!("{tokens} rows")).into());
         }
-        if let Some((_, first)) = &self.plan {
+        if let Some((_, first)) = &self.calls {
             form.check_same(*first, layer)?;
         }
         let windows = pool.windows(layer)?.clone().typed::<T>()?;
         let rows = x.narrow(0, 0..self.rows)?;
-        if !self.copies.is_empty() && !rows.is_contiguous() {
+        let keeps = self.numbers.keeps();
+        if keeps && !rows.is_contiguous() {
             let given = format_args!("x {} in layer {layer} of linear attention, with drafts", x.desc());
             return Err(rules::STEP_CONTIGUOUS.broken(given, "row-major strides").into());
         }
-        // Before the first copy changes the windows; the call itself would refuse them too late.
+        // Before rows are copied; the call itself would refuse them too late.
         let read = [Some(("x", &**x)), Some(("weight", &**weight)), bias.map(|bias| ("bias", &**bias))];
         apart("the windows of the pool", &windows, read.into_iter().flatten())?;
-        let inputs = ConvInputs::from((&rows, weight, &windows));
-        let inputs = bias.map_or(inputs, |bias| inputs.bias(bias));
-        let (plan, _) = match &self.plan {
+        let tensors = ConvolutionTensors { x: &rows, weight, bias, windows: &windows };
+        let (calls, _) = match &self.calls {
             Some(planned) => planned,
-            None => {
-                let sequences = ConvSequences::new(stream, &self.sequences)?;
-                self.plan.insert((pool.convolution_call().plan(&sequences, inputs)?, form))
-            }
-        };
-        let window = |slot: usize, rows: &Range<usize>| {
-            let rows = windows.narrow(0, slot..slot.saturating_add(1))?.narrow(1, rows.clone())?;
-            rows.reshape([size(&rows, 1), size(&rows, 2)])
+            None => self.calls.insert((ConvolutionCalls::plan(pool, stream, (&self.numbers, keeps), tensors)?, form)),
         };
         let y = Tensor::empty(stream.device(), x.shape())?;
-        wrote();
-        for WindowCopy { slot, to, from } in &self.copies {
-            let from = match from {
-                Source::Window(slot, rows) => window(*slot, rows)?,
-                Source::Rows(range) => rows.narrow(0, range.clone())?,
-            };
-            window(*slot, to)?.copy_from(stream, &from)?;
-        }
-        plan.launch_into(stream, inputs, &mut y.narrow(0, 0..self.rows)?)?;
+        let tensors = match calls.own_rows() {
+            None => tensors,
+            Some(own) => {
+                own.copy_from(stream, &rows)?;
+                ConvolutionTensors { x: own, ..tensors }
+            }
+        };
+        calls.launch(stream, tensors, &mut y.narrow(0, 0..self.rows)?, wrote)?;
         y.narrow(0, self.rows..tokens)?.clear(stream)?;
         if let Some(done) = self.done.get_mut(layer) {
             *done = true;

@@ -17,7 +17,8 @@ use super::convolution_step::ConvolutionInputs;
 use super::layer_check::{InputKinds, check_layer};
 use super::layer_group::LayerGroup;
 use super::layer_inputs::{AnyLayerInputs, LayerInputs};
-use super::linear_step::{LinearStep, STATES_AGAIN, check_states_causal, check_whole};
+use super::leased_states::{LeasedStates, STATES_AGAIN};
+use super::linear_step::LinearStep;
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{CheckedTensor, LayerTensor, latent_tensors, packed_inputs, packed_tensors};
 
@@ -63,10 +64,8 @@ impl<T: Element> Attention<T> {
         metadata.check_groups(self.groups.len())?;
         check_deterministic(self.deterministic, stream.device())?;
         if let Some(states) = &self.states {
-            states.check_stream(stream)?;
-            check_states_causal(metadata)?;
             // Before the caches, which would take the tokens of a step that left layers out once more.
-            check_whole(states, metadata)?;
+            LeasedStates::check(states, stream, metadata)?;
         }
         let (mut groups, mut leases, mut progress) = (Vec::new(), Vec::new(), Vec::new());
         for (group, metadata) in self.groups.iter_mut().zip(metadata.groups()) {
@@ -120,7 +119,7 @@ pub struct Step<'a, T: Element> {
     stream: &'a Stream,
     groups: Vec<GroupStep<'a, T>>,
     /// The layers of linear attention, if there are any.
-    linear: Option<LinearStep>,
+    linear: Option<LinearStep<T>>,
     leases: Vec<StepLease<'a, Stream>>,
     layers: QueuedLayers,
 }

@@ -45,6 +45,13 @@ pub struct Convolution {
     pub silu: bool,
 }
 
+impl Convolution {
+    /// Rows in front of a token that its sum sees: those of a window.
+    pub(crate) fn front(self) -> usize {
+        self.width.saturating_sub(1)
+    }
+}
+
 /// The recurrent states of requests in the layers of linear attention of a model (Qwen3-Next, Qwen3.5, Kimi): what a
 /// [`PagedKvCache`](super::PagedKvCache) is to layers of full attention. It is a part of an
 /// [`Attention`](crate::Attention::of_hybrid), whose sequences have their states in it.
@@ -270,7 +277,7 @@ fn check_convolution(stream: &Stream, convolution: &Convolution) -> Result<()> {
     }
     let empty = |rows: usize| Tensor::<bf16>::empty(stream.device(), [rows, channels]);
     let (x, weight) = (empty(1)?, empty(width)?);
-    let lines = Tensor::empty(stream.device(), [1, width.saturating_sub(1), channels])?;
+    let lines = Tensor::empty(stream.device(), [1, convolution.front(), channels])?;
     let sequences = ConvSequences::new(stream, &[ConvSequence { rows: 1, line: Some(0), continues: true }])?;
     call(silu).plan(&sequences, (&x, &weight, &lines))?;
     Ok(())
@@ -283,7 +290,7 @@ fn call(silu: bool) -> CausalConv1d {
 
 /// The rows in front of the next token of each slot: zeros.
 fn windows_of(stream: &Stream, slots: usize, convolution: Convolution) -> Result<AnyTensor> {
-    let shape = [slots, convolution.width.saturating_sub(1), convolution.channels];
+    let shape = [slots, convolution.front(), convolution.channels];
     let elements = shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis));
     let elements = elements.ok_or_else(|| {
         Error::invalid("slots", slots, "windows whose elements can be counted").fix("give fewer slots")

@@ -1,0 +1,125 @@
+//! The states of the requests of a step in progress, which layers of linear attention write.
+
+use ascend_attention::{Stream, Violation};
+
+use crate::batch::{AttentionMetadata, LayerMask};
+use crate::causality::Causality;
+use crate::error::Result;
+use crate::kv::{StateLease, StatePool};
+use crate::rules;
+
+/// How to go on after a step that has written some layers of linear attention and not all layers.
+pub(crate) const STATES_AGAIN: &str = "queue every layer; where one of linear attention was queued, cut the requests' \
+     sequences to 0 (`truncate`) and compute all tokens again, or go on from forks that were made before the step";
+
+/// The states of a step's requests. Unless all layers are queued, nothing goes on from them once one was written.
+#[derive(Debug)]
+pub(crate) struct LeasedStates {
+    states: Vec<StateLease>,
+    /// Whether a layer may have written states.
+    wrote: bool,
+    /// Whether a layer may have written the states of some calls alone.
+    half_written: bool,
+    ended: bool,
+}
+
+impl LeasedStates {
+    /// Refuses a step on another stream than the pool's, one whose tokens see later ones, and states that nothing goes
+    /// on from.
+    pub(crate) fn check(pool: &StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
+        pool.check_stream(stream)?;
+        check_causal(metadata)?;
+        let states = metadata.recurrent_requests().filter_map(|request| request.state);
+        let mut states = states.filter_map(|state| state.upgrade());
+        Ok(states.try_for_each(|state| pool.check_state(Some(&state)))?)
+    }
+
+    /// Makes the states of a step's requests ready, and begins to write them.
+    pub(crate) fn begin(pool: &StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<Self> {
+        let mut states = Vec::with_capacity(metadata.requests());
+        for (at, request) in metadata.recurrent_requests().enumerate() {
+            let Some(state) = request.state else {
+                return Err(rules::STATE_REQUESTS
+                    .broken(
+                        format_args!("request {at} without a state"),
+                        "requests by `BatchRequest::of`, of sequences of `Attention::sequence`",
+                    )
+                    .into());
+            };
+            let Some(state) = state.upgrade() else {
+                return Err(rules::SEQUENCE_CHANGED
+                    .broken(
+                        format_args!("metadata of request {at}, whose sequence is gone or has begun anew since"),
+                        "sequences as they were when the metadata was made",
+                    )
+                    .into());
+            };
+            state.check_request(at, request.cached, request.new, request.drafts)?;
+            states.push((state, request.new));
+        }
+        let states = pool.begin(stream, states)?;
+        Ok(Self { states, wrote: false, half_written: false, ended: false })
+    }
+
+    /// The states, one for each request.
+    pub(crate) fn states(&self) -> &[StateLease] {
+        &self.states
+    }
+
+    /// Whether a layer may have written states.
+    pub(crate) fn has_written(&self) -> bool {
+        self.wrote
+    }
+
+    /// Notes that a layer is about to write states, or has written those of some calls.
+    pub(crate) fn begin_write(&mut self) {
+        self.wrote = true;
+        self.half_written = true;
+    }
+
+    /// Notes that a layer has written the states of all its calls.
+    pub(crate) fn end_write(&mut self) {
+        self.half_written = false;
+    }
+
+    /// Refuses a layer behind one that has written some states and failed.
+    pub(crate) fn check_not_half_written(&self, layer: usize) -> Result<(), Violation> {
+        if !self.half_written {
+            return Ok(());
+        }
+        let given = format_args!("layer {layer} of a step, of which a launch has failed between others");
+        Err(rules::STATE_TORN.broken(given, "a step that is begun again"))
+    }
+
+    /// The end of a step of which every layer is queued.
+    pub(crate) fn advance(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.states.iter_mut().for_each(StateLease::advance);
+        }
+    }
+}
+
+impl Drop for LeasedStates {
+    fn drop(&mut self) {
+        if !self.ended && !self.wrote {
+            self.states.iter_mut().for_each(StateLease::restore);
+        }
+    }
+}
+
+/// Refuses a step whose tokens see later ones, or only some of those before: a state has taken all of them.
+fn check_causal(metadata: &AttentionMetadata) -> Result<(), Violation> {
+    let is_causal = |mask: &&LayerMask| {
+        matches!(mask, LayerMask::Causality(Causality::Causal | Causality::Window(_) | Causality::Chunk(_)))
+    };
+    match metadata.groups().map(AttentionMetadata::mask).find(|mask| !is_causal(mask)) {
+        None => Ok(()),
+        Some(other) => Err(Violation::new(
+            &rules::STEP_CAUSALITY,
+            format_args!("{other} with layers of linear attention"),
+            "a causal step, with a window or without",
+            "leave the mask of the metadata causal, and compute documents or items as requests of their own; a layer \
+             of attention gets another mask by `LayerInputs::mask`",
+        )),
+    }
+}
