@@ -148,8 +148,8 @@ pub use engine::{
 };
 pub use error::{Error, Result};
 pub use graphs::{
-    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, SparseGraphStep,
-    SparseGraphs, TreeGraphStep, TreeGraphs,
+    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture,
+    LinearGraphTensors, SparseGraphStep, SparseGraphs, TreeGraphStep, TreeGraphs,
 };
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;

@@ -24,7 +24,7 @@ use crate::rules;
 pub struct CaptureEstimate {
     /// Graphs, one for each size.
     pub graphs: usize,
-    /// Launches in each whose lengths vary.
+    /// Launches in all of them whose lengths vary.
     pub varying: usize,
 }
 
@@ -34,20 +34,23 @@ impl CaptureEstimate {
 
     /// An estimate for `graphs` graphs, each with `varying` launches whose lengths vary.
     pub fn new(graphs: usize, varying: usize) -> Self {
-        Self { graphs, varying }
+        Self { graphs, varying: graphs.saturating_mul(varying) }
+    }
+
+    /// The estimate of these graphs and of others, such as those of layers of another kind.
+    pub fn and(self, others: Self) -> Self {
+        Self { graphs: self.graphs.saturating_add(others.graphs), varying: self.varying.saturating_add(others.varying) }
     }
 
     /// Streams that the graphs take, including the two for captures and updates.
     pub fn streams(&self) -> usize {
-        let each = self.varying.saturating_add(1);
-        self.graphs.saturating_mul(each).saturating_add(2)
+        self.events().saturating_add(2)
     }
 
     /// Events that the graphs take.
     pub fn events(&self) -> usize {
         // One more event is recorded after the latest replay.
-        let each = self.varying.saturating_add(1);
-        self.graphs.saturating_mul(each)
+        self.graphs.saturating_add(self.varying)
     }
 
     /// Refuses captures for which there are not enough streams.
@@ -60,8 +63,13 @@ impl CaptureEstimate {
         }
         Err(Violation::new(
             &rules::GRAPH_STREAMS,
-            format_args!("{} streams for {} graphs of {} launches", self.streams(), self.graphs, self.varying),
-            format_args!("at most {streams}, enough for {} graphs", Self::most_graphs(self.varying, streams)),
+            format_args!(
+                "{} streams for {} graphs with {} launches that vary",
+                self.streams(),
+                self.graphs,
+                self.varying
+            ),
+            format_args!("at most {streams}"),
             "capture fewer sizes, and pad batches further",
         ))
     }

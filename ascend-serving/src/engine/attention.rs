@@ -1,5 +1,7 @@
 //! Attention with a cache: what a model's layers call.
 
+use std::sync::Arc;
+
 use ascend_attention::{DType, Element, Number, Stream, Violation};
 
 use crate::backends::{AttentionShape, Backends};
@@ -27,7 +29,7 @@ pub struct Attention<T: Element> {
     /// The place of each layer of the model.
     pub(super) places: Vec<LayerPlace>,
     /// The states of the layers of linear attention, if there are any.
-    pub(super) states: Option<StatePool>,
+    pub(super) states: Option<Arc<StatePool>>,
     pub(super) range_checker: Option<RangeChecker<T>>,
     pub(super) deterministic: bool,
 }
@@ -236,11 +238,17 @@ impl<T: Element> Attention<T> {
             return Err(wrong(format!("a cache on device {cache}, and a pool of states on device {pool}")));
         }
         let places = places.into_iter().flatten().collect();
+        let states = states.map(Arc::new);
         Ok(Self { groups, places, states, range_checker: None, deterministic: false })
     }
 
     /// The states of the layers of linear attention, if the model has any.
     pub fn states(&self) -> Option<&StatePool> {
+        self.states.as_deref()
+    }
+
+    /// The states, for graphs.
+    pub(crate) fn shared_states(&self) -> Option<&Arc<StatePool>> {
         self.states.as_ref()
     }
 
@@ -357,7 +365,7 @@ impl<T: Element> Attention<T> {
     pub fn sequence(&self) -> Sequence {
         let part = |group: &LayerGroup<T>| Sequence::new(group.cache.pool()).seen_by(group.causality);
         let sequence = part(&self.groups[0]).beside(self.groups.iter().skip(1).map(part));
-        sequence.with_state(self.states.as_ref().map(StatePool::state))
+        sequence.with_state(self.states().map(StatePool::state))
     }
 
     /// Whether one step can add these numbers of tokens to these sequences: [`BlockPool::admits`] in each group, after

@@ -39,6 +39,7 @@ pub use backend_comparison::{
     BackendComparison, BackendDeviation, BackendTrial, ServedStep, StepComparison, compare_backends,
 };
 pub use cache_accuracy::{CacheAccuracy, compare_caches};
+pub(crate) use convolution_calls::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
 pub use convolution_step::ConvolutionInputs;
 pub use cross_attention::{CrossAttention, CrossStep, Encoding};
 pub use encoder_attention::{EncoderAttention, EncoderPlan};
@@ -48,6 +49,7 @@ pub use layer_group::LayerGroup;
 pub(crate) use layer_group::LayerPlace;
 pub(crate) use layer_inputs::names_of_keys;
 pub use layer_inputs::{AnyLayerInputs, LayerInputs};
+pub(crate) use leased_states::{LeasedStates, STATES_AGAIN};
 pub use native_sparse::NativeSparse;
 pub use native_step::NativeStep;
 pub use native_tensors::{NativeBranches, NativeTensors};

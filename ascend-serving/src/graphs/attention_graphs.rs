@@ -8,7 +8,9 @@ use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
 use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
-use crate::engine::{Attention, LayerPlace, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN, take_findings};
+use crate::engine::{
+    Attention, LayerPlace, LeasedStates, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN, take_findings,
+};
 use crate::error::{Error, Result};
 use crate::kv::{CopiesIn, no_layer};
 use crate::rules;
@@ -17,7 +19,9 @@ use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
 use super::captured_group::{CapturedGroup, fitting_rows};
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_pool::{GraphPool, not_while_capturing};
-use super::graph_tensors::{GroupBuffers, ReplayedProgram};
+use super::graph_tensors::ReplayedProgram;
+use super::linear_buffers::{LinearBuffers, SizeBuffers};
+use super::linear_replay::{CapturedLinear, LinearReplay};
 
 /// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph for each
 /// layer, so that the model's other work can run between them. One object serves all layers of the model and all
@@ -65,11 +69,13 @@ use super::graph_tensors::{GroupBuffers, ReplayedProgram};
 /// # }
 /// ```
 pub struct AttentionGraphs<T: Element> {
-    graphs: GraphPool<Vec<GroupBuffers<T>>>,
+    graphs: GraphPool<SizeBuffers<T>>,
     groups: Vec<CapturedGroup>,
     places: Vec<LayerPlace>,
     /// The sinks of each layer; empty without sinks.
     sinks: Vec<Option<AnyTensor>>,
+    /// The layers of linear attention, if there are any.
+    linear: Option<CapturedLinear>,
     each: RowsEach,
     deterministic: bool,
     range_checker: Option<RangeChecker<T>>,
@@ -119,15 +125,6 @@ impl<T: Element> Attention<T> {
         mask: impl Fn(usize) -> M,
         limits: &GraphLimits,
     ) -> Result<AttentionGraphs<T>> {
-        if self.states().is_some() {
-            return Err(Violation::new(
-                &rules::GRAPH_BACKEND,
-                "layers of linear attention, whose calls read the slots of a step's requests",
-                "layers of attention alone",
-                "compute the steps of such a model without graphs, by `Attention::begin`",
-            )
-            .into());
-        }
         let groups = self.groups().iter().map(|group| {
             let state = group.backends().recorded_state(limits.each.0);
             let preferred = |layer| group.backends().preferred(layer, state);
@@ -160,6 +157,16 @@ impl<T: Element> AttentionGraphs<T> {
         limits.check()?;
         let places = attention.places().to_vec();
         check_sinks(stream, groups.len(), &places, limits)?;
+        let described = attention.states().map(|pool| LinearBuffers::<T>::check(pool, limits)).transpose()?;
+        if let (Some(_), None) = (&limits.linear, described) {
+            let given = "layers of linear attention in limits, and none in the model";
+            return Err(rules::GRAPH_INPUTS.broken(given, "limits without `GraphLimits::linear`").into());
+        }
+        let linear = described.zip(attention.shared_states()).map(|(capture, pool)| CapturedLinear {
+            pool: Arc::clone(pool),
+            convolutions: capture.convolutions.clone(),
+        });
+        let convolutions = linear.as_ref().map_or(0, |linear| linear.convolutions.len());
         let sinks = &limits.learnable_sinks;
         let of_group = |group: usize| {
             let own = places.iter().zip(sinks);
@@ -171,17 +178,30 @@ impl<T: Element> AttentionGraphs<T> {
         let graphs = GraphPool::capture_layers(
             stream.device(),
             &limits.rows(),
-            places.len(),
+            places.len().saturating_add(convolutions),
             |rows| {
                 let requests = limits.each.requests(rows);
                 let both = groups.iter().zip(attention.groups()).enumerate();
-                both.map(|(at, (group, own))| group.buffers(stream, own, requests, &of_group(at))).collect()
+                let groups = both.map(|(at, (group, own))| group.buffers(stream, own, requests, &of_group(at)));
+                let groups = groups.collect::<Result<_>>()?;
+                let linear = described
+                    .zip(linear.as_ref())
+                    .map(|(capture, linear)| LinearBuffers::new(&linear.pool, stream, capture, (requests, rows)));
+                Ok(SizeBuffers { groups, linear: linear.transpose()? })
             },
-            |capture, _, layer, buffers: &Vec<GroupBuffers<T>>| {
+            |capture, _, layer, buffers: &SizeBuffers<T>| {
+                if let (Some(linear), Some(buffers)) = (&linear, &buffers.linear) {
+                    if let Some(own) = layer.checked_sub(places.len()) {
+                        return buffers.record_convolution(capture, &linear.pool, own, &linear.convolutions);
+                    }
+                    if let Some(place) = places.get(layer).filter(|place| place.group == groups.len()) {
+                        return buffers.record_layer(capture, &linear.pool, place.layer);
+                    }
+                }
                 let known = places.get(layer).and_then(|place| {
                     let LayerPlace { group: at, layer } = *place;
                     let own = (attention.groups().get(at)?, layer);
-                    Some((groups.get(at)?, own, buffers.get(at)?))
+                    Some((groups.get(at)?, own, buffers.groups.get(at)?))
                 });
                 let Some((group, own, buffers)) = known else {
                     return Err(no_layer(layer, places.len()));
@@ -195,6 +215,7 @@ impl<T: Element> AttentionGraphs<T> {
             groups,
             places,
             sinks: limits.learnable_sinks.clone(),
+            linear,
             each: limits.each,
             deterministic: attention.is_deterministic(),
             range_checker: None,
@@ -237,12 +258,13 @@ impl<T: Element> AttentionGraphs<T> {
         self.graphs.sizes().map(|rows| self.each.requests(rows))
     }
 
-    /// The backend whose calls the graphs of a layer record; of several sizes that of the smallest.
+    /// The backend whose calls the graphs of a layer record; of several sizes that of the smallest. A layer of linear
+    /// attention has none.
     pub fn backend(&self, layer: usize) -> Option<&'static str> {
         let place = self.places.get(layer)?;
         let program = self.groups.get(place.group)?.program(place.layer)?;
         let buffers = self.graphs.buffers(self.graphs.sizes().next()?)?;
-        let captured = buffers.get(place.group)?.programs.get(program)?;
+        let captured = buffers.groups.get(place.group)?.programs.get(program)?;
         Some(captured.recorded.backend.name())
     }
 
@@ -261,7 +283,7 @@ impl<T: Element> AttentionGraphs<T> {
         let parts: Vec<_> = self.groups.iter().zip(step.groups()).collect();
         let sizes: Vec<usize> = self.graphs.sizes().collect();
         fitting_rows(&sizes, &parts, |rows, group| {
-            let buffers = self.graphs.buffers(rows).and_then(|buffers| buffers.get(group));
+            let buffers = self.graphs.buffers(rows).and_then(|buffers| buffers.groups.get(group));
             buffers.map_or(&[][..], |buffers| &buffers.programs)
         })
     }
@@ -308,6 +330,10 @@ impl<T: Element> AttentionGraphs<T> {
         self.graphs.admits(stream)?;
         check_deterministic(self.deterministic, stream.device())?;
         let rows = self.check(metadata)?;
+        if let Some(linear) = &self.linear {
+            // Before the caches, which would take the tokens of a step that left layers out once more.
+            LeasedStates::check(&linear.pool, stream, metadata)?;
+        }
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let leases = self.groups.iter();
         let leases = leases.map(|group| group.pool().begin_step(stream));
@@ -324,17 +350,23 @@ impl<T: Element> AttentionGraphs<T> {
         // Before the padding: a backend may refuse the step, and a mask may have a row without keys.
         let buffers = Arc::clone(self.graphs.buffers(rows).ok_or_else(|| self.graphs.too_large(rows))?);
         let padded = metadata.replayed(requests, rows)?;
-        let programs = self.groups.iter().zip(&*buffers).zip(padded.groups());
+        let programs = self.groups.iter().zip(&buffers.groups).zip(padded.groups());
         let programs = programs.map(|((group, buffers), padded)| group.replayed(stream, buffers, padded));
         let programs: Vec<Vec<ReplayedProgram<T>>> = programs.collect::<Result<_>>()?;
         // Checks that can be made now come before the padding, which cannot be undone.
         not_while_capturing("filling the buffers of a step")?;
         self.graphs.follow(stream)?;
+        let leased = self.linear.as_ref().map(|linear| LeasedStates::begin(&linear.pool, stream, metadata));
+        let leased = leased.transpose()?;
         metadata.pad_to_requests(requests, rows)?;
         let (metadata, actual) = (&*metadata, metadata.actual_tokens());
         let layers = CapturedLayers { places: &self.places, groups: &self.groups, sinks: &self.sinks };
         let CapturedLayers { places, groups, .. } = layers;
         let lengths = |layer: usize, update: Update| {
+            if places.get(layer).is_none_or(|place| place.group == groups.len()) {
+                // Layers of linear attention and their convolutions read their numbers from tensors.
+                return Ok(update);
+            }
             let known = places.get(layer).and_then(|place| {
                 let program = groups.get(place.group)?.program(place.layer)?;
                 programs.get(place.group)?.get(program)
@@ -343,14 +375,21 @@ impl<T: Element> AttentionGraphs<T> {
             Ok(update.each(known.program.lengths())?)
         };
         let step = self.graphs.start(stream, rows, (places.len(), progress, STEP_AGAIN), lengths, |buffers| {
-            let mut all = groups.iter().zip(buffers).zip(metadata.groups()).zip(&programs);
-            all.try_for_each(|(((group, buffers), metadata), programs)| group.fill(stream, buffers, metadata, programs))
+            let mut all = groups.iter().zip(&buffers.groups).zip(metadata.groups()).zip(&programs);
+            all.try_for_each(|(((group, buffers), metadata), programs)| {
+                group.fill(stream, buffers, metadata, programs)
+            })?;
+            match (&self.linear, &buffers.linear, &leased) {
+                (Some(linear), Some(buffers), Some(leased)) => buffers.fill(&linear.pool, stream, leased.states()),
+                _ => Ok(()),
+            }
         })?;
+        let linear = self.linear.as_ref().zip(leased).map(|(linear, leased)| LinearReplay::new(linear, leased));
         let mut range_checker = self.range_checker.as_mut();
         if let Some(checker) = &mut range_checker {
             checker.begin(metadata);
         }
-        Ok(AttentionGraphStep { leases, step, layers, stream, actual, rows, range_checker })
+        Ok(AttentionGraphStep { leases, step, layers, linear, stream, actual, rows, range_checker })
     }
 }
 
@@ -376,6 +415,12 @@ fn check_sinks(stream: &Stream, groups: usize, places: &[LayerPlace], limits: &G
     }
     for sink in sinks.iter().flatten() {
         sink.check_device("learnable_sinks", stream.device())?;
+    }
+    let linear = places.iter().zip(sinks).filter(|(place, sink)| place.group == groups && sink.is_some()).count();
+    if linear > 0 {
+        let given = format_args!("sinks of {linear} layers of linear attention");
+        return Err(Error::invalid("learnable_sinks", given, "none for such layers, which have no sinks")
+            .fix("give `None` for layers of linear attention"));
     }
     for group in 0..groups {
         let own = places.iter().zip(sinks).filter(|(place, _)| place.group == group);

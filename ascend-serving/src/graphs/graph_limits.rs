@@ -6,6 +6,8 @@ use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 use crate::kv::CacheShape;
 use crate::rules;
 
+use super::linear_capture::LinearCapture;
+
 /// Limits of the steps that graphs are captured for: a graph has the shapes of one size, and steps are padded to it.
 #[derive(Clone, Debug)]
 pub struct GraphLimits {
@@ -19,6 +21,8 @@ pub struct GraphLimits {
     pub(super) blocks: usize,
     /// The sinks of each layer of the model; empty without sinks.
     pub(super) learnable_sinks: Vec<Option<AnyTensor>>,
+    /// What layers of linear attention have, in a model with such layers.
+    pub(super) linear: Option<LinearCapture>,
 }
 
 /// Query rows of each request of a captured size. It converts between the sizes of engines, in requests, and those of
@@ -50,6 +54,7 @@ impl GraphLimits {
             keys,
             blocks: usize::MAX,
             learnable_sinks: Vec::new(),
+            linear: None,
         }
     }
 
@@ -60,6 +65,8 @@ impl GraphLimits {
     /// over are those of dummy requests, so that such a step needs a size of at least one request more than it has.
     /// So capture one request more than ever run. Absorbed queries over latents have at most 16 rows a request on CANN
     /// 8.1: a step whose dummies would have more takes a larger size, or is computed without a graph.
+    ///
+    /// With layers of linear attention a request has at most 8 tokens, which their operator takes.
     ///
     /// Of [drafted trees](crate::TreeGraphs) it is the most nodes: a smaller tree is padded within its request, and
     /// needs no larger size.
@@ -104,6 +111,12 @@ impl GraphLimits {
         let most = CacheShape::MAX_LAYERS.saturating_add(1);
         let sinks = sinks.into_iter().take(most).map(Into::into);
         self.learnable_sinks = sinks.map(|sink| sink.map(AnyTensor::from)).collect();
+        self
+    }
+    /// Sets what layers of linear attention have, which only a model with such layers is captured with
+    /// ([`Attention::of_hybrid`](crate::Attention::of_hybrid)).
+    pub fn linear(mut self, layers: LinearCapture) -> Self {
+        self.linear = Some(layers);
         self
     }
 }

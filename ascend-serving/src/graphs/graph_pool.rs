@@ -51,8 +51,8 @@ impl<B> GraphPool<B> {
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or
     /// for one of 0 or more than [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS);
-    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if all graphs, each with as many launches as the first one,
-    /// take more than [`CaptureEstimate::STREAMS`]; as for [`Graph::capture`].
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if all graphs take more than [`CaptureEstimate::STREAMS`], where
+    /// those that are not captured yet have as few launches as any so far; as for [`Graph::capture`].
     pub fn capture(
         device: &Device,
         sizes: &[usize],
@@ -95,6 +95,7 @@ impl<B> GraphPool<B> {
         sizes.dedup();
         let mut group = GraphGroup::new(device)?;
         let mut captured = Vec::with_capacity(sizes.len());
+        let mut varying = Vec::new();
         for &size in sizes.iter().rev() {
             let buffers = Arc::new(buffers(size)?);
             let mut graphs = Vec::new();
@@ -102,9 +103,9 @@ impl<B> GraphPool<B> {
                 let record = |capture: &Capturing<'_>, buffers: &Arc<B>| record(capture, size, layer, buffers);
                 let own = Arc::clone(&buffers);
                 let (graph, ()) = group.capture(own, record)?;
-                if captured.is_empty() && graphs.is_empty() {
-                    let graphs = sizes.len().saturating_mul(layers);
-                    CaptureEstimate::new(graphs, graph.varying()).fits(CaptureEstimate::STREAMS)?;
+                if captured.is_empty() {
+                    varying.push(graph.varying());
+                    estimated(sizes.len(), layers, &varying).fits(CaptureEstimate::STREAMS)?;
                 }
                 graphs.push(graph);
             }
@@ -291,6 +292,13 @@ impl<B> GraphPool<B> {
     }
 }
 
+/// What graphs of `sizes` sizes and `layers` layers take at least, of which those of some layers have these launches.
+fn estimated(sizes: usize, layers: usize, varying: &[usize]) -> CaptureEstimate {
+    let least = varying.iter().copied().min().unwrap_or(0);
+    let others = CaptureEstimate::new(layers.saturating_sub(varying.len()).saturating_mul(sizes), least);
+    varying.iter().fold(others, |sum, &varying| sum.and(CaptureEstimate::new(sizes, varying)))
+}
+
 /// Refuses an operation that waits, on a thread that captures a graph.
 pub(super) fn not_while_capturing(what: &'static str) -> Result<()> {
     if is_capturing() {
@@ -349,6 +357,11 @@ impl<'a, B> GraphStep<'a, B> {
     /// Gives no warning when the step is dropped, since the caller has got an error.
     pub(crate) fn silence(&mut self) {
         self.layers.silence();
+    }
+
+    /// Whether every layer is queued.
+    pub(super) fn is_complete(&self) -> bool {
+        self.layers.is_complete()
     }
 
     /// Whether a layer is the only one that is not queued.

@@ -330,6 +330,11 @@ impl StateLease {
         self.row.iter().map(StateSlot::number).collect()
     }
 
+    /// The slot that each new token's state is written to; all of them one alone where the step keeps the last state.
+    pub(crate) fn slots_of_tokens(&self) -> Vec<usize> {
+        self.row.iter().map(StateSlot::number).cycle().take(self.new).collect()
+    }
+
     /// Whether the step keeps the state behind each of its tokens.
     pub(crate) fn is_kept(&self) -> bool {
         lock(&self.state.0).keeps(self.new)
