@@ -10,13 +10,17 @@
 
 use allocations::{MOST_ROUNDS, in_steady_state};
 use ascend_attention::attention::PerRequest;
+use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Element, Machine, Runtime, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence};
+use ascend_serving::kv::{
+    CacheShape, ChannelScales, Convolution, PadPolicy, PagedKvCache, QuantisedType, Sequence, StatePool, StateShape,
+};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, LatentForm, LatentTensors, LayerGroup,
-    LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, PagedDecode, QuantisedDecode, StatePolicy,
+    ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, GraphLimits, LatentForm, LatentTensors,
+    LayerGroup, LayerInputs, LayerMask, LinearCapture, Mla, NamedMask, NamedMaskAttention, PagedDecode,
+    QuantisedDecode, StatePolicy,
 };
 use ascend_testing::allocations;
 use ascend_testing::harness;
@@ -284,4 +288,70 @@ fn mixed_layers_of_a_step() -> usize {
 fn a_mixed_layer_of_a_decode_step_allocates_nothing() {
     let mixed = mixed_layers_of_a_step();
     assert_eq!(mixed, 0, "full and windowed layers allocated {mixed} times");
+}
+
+/// Layers of linear attention are replayed with drafts, so that each has a convolution, copies of its windows and the
+/// delta rule: from tensors that are filled in place, or copied into those of the graph. The first replays of a graph
+/// make its events.
+#[test]
+fn replayed_layers_of_linear_attention_allocate_nothing() {
+    if harness::not_on_npu("the package of the convolution is emulated") {
+        return;
+    }
+    let shape = StateShape {
+        layers: LAYERS,
+        value_heads: 2,
+        value_dim: 16,
+        key_dim: 16,
+        scale: 0.25,
+        drafts: 1,
+        convolution: Some(Convolution { width: 4, channels: 64, silu: true }),
+    };
+    drop(harness::runtime());
+    let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1)).unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let rows =
+        |shape: &[usize]| stream.upload(&vec![bf16::from_f32(0.25); shape.iter().product::<usize>()], shape).unwrap();
+    let (weight, wide) = (rows(&[4, 64]), [rows(&[4, 4, 64]), rows(&[4, 2, 64])]);
+    let (x, heads, beta) = (rows(&[4, 64]), rows(&[4, 2, 16]), rows(&[4, 2]));
+    let g = stream.upload(&[-0.1f32; 8], [4, 2]).unwrap();
+    let tensors = DeltaTensors::new((&heads, &heads, &heads), &beta).g(&g);
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 16, BLOCK, CacheShape::new(1, 2, 64), pad).unwrap();
+    let full = AttentionShape::new(4, 2, 64);
+    let full = LayerGroup::new([LAYERS], Causality::Causal, full, cache, Backends::none().with(FusedAttention));
+    let states = StatePool::new::<bf16>(&stream, 8, shape).unwrap();
+    let mut attention = Attention::of_hybrid(LAYERS + 1, [full], 0..LAYERS, states).unwrap();
+    let linear = LinearCapture::new(2).g().convolutions([(); LAYERS].map(|()| (weight.clone(), None)));
+    let limits = GraphLimits::new([3], 256).tokens_each(2).linear(linear);
+    let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
+    let mut sequences = [attention.sequence(), attention.sequence()];
+    let mut step = |in_place: bool| {
+        for sequence in &mut sequences {
+            attention.grow(&stream, sequence, 2).unwrap();
+        }
+        let batch = sequences.each_ref().map(|sequence| BatchRequest::of(sequence, 2).drafts(1));
+        let mut metadata = attention.metadata(&batch, StatePolicy::default()).unwrap();
+        let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+        let before = allocations::allocations();
+        for layer in 0..LAYERS {
+            if in_place {
+                step.launch_convolution(layer).unwrap();
+                step.launch(layer).unwrap();
+            } else {
+                step.convolve(layer, (&x, &weight)).unwrap();
+                step.forward(layer, tensors).unwrap();
+            }
+        }
+        stream.synchronize().unwrap();
+        let allocated = allocations::allocations() - before;
+        step.forward(LAYERS, (&wide[0], &wide[1], &wide[1])).unwrap();
+        step.end().unwrap();
+        allocated
+    };
+    for in_place in [true, false] {
+        // As in `in_steady_state`, a queue may grow on a busy machine.
+        let least = (0..20).map(|_| step(in_place)).min();
+        assert_eq!(least, Some(0), "replayed layers allocate in every step, filled in place: {in_place}");
+    }
 }

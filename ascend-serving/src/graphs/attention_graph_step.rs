@@ -141,8 +141,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
 
     /// What layers of linear attention share, with the place of one.
     fn linear(&mut self, place: LinearPlace) -> Result<(&mut LinearReplay<'a>, &mut GraphStep<'a, SizeBuffers<T>>)> {
-        let missing = self.layers.missing(place.layer);
-        let linear = self.linear.as_mut().ok_or(missing)?;
+        let layers = self.layers;
+        let linear = self.linear.as_mut().ok_or_else(|| layers.missing(place.layer))?;
         Ok((linear, &mut self.step))
     }
 

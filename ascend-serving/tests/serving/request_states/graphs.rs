@@ -1,0 +1,377 @@
+//! Steps of the model that are replayed from graphs.
+
+use std::ops::Range;
+
+use ascend_attention::delta_rule::DeltaTensors;
+use ascend_attention::spec::Cann;
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::kv::Sequence;
+use ascend_serving::{
+    AnyLayerInputs, Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs,
+    Error, GraphLimits, LinearCapture, Result, StatePolicy, rules,
+};
+use proptest::prelude::*;
+
+use super::engine::{Act, Engine, act};
+use super::model::*;
+use crate::acts::config;
+
+/// Graphs of the model, and the weights that they read.
+pub(super) struct Graphs {
+    pub(super) graphs: AttentionGraphs<bf16>,
+    weights: Vec<Tensor<bf16>>,
+}
+
+/// A step that is replayed, with the weights of each layer.
+struct Replayed<'a> {
+    step: AttentionGraphStep<'a, bf16>,
+    weights: &'a [Tensor<bf16>],
+}
+
+impl Layers for Replayed<'_> {
+    /// The graph reads its own weights.
+    fn convolve(&mut self, layer: usize, x: &Tensor<bf16>, _: &Tensor<bf16>) -> Result<Tensor<bf16>> {
+        self.step.convolve(layer, (x, &self.weights[layer])).cloned()
+    }
+
+    fn forward(&mut self, layer: usize, inputs: AnyLayerInputs<'_, bf16>) -> Result<Tensor<bf16>> {
+        self.step.forward(layer, inputs).cloned()
+    }
+}
+
+fn all_weights(stream: &Stream) -> Vec<Tensor<bf16>> {
+    (0..LAYERS).map(|layer| weight(stream, layer)).collect()
+}
+
+fn linear(weights: &[Tensor<bf16>]) -> LinearCapture {
+    LinearCapture::new(KEY_HEADS).g().convolutions(LINEAR.map(|layer| (weights[layer].clone(), None)))
+}
+
+/// Graphs of requests of up to so many tokens, of the largest sizes for which the pool has slots.
+fn limits(weights: &[Tensor<bf16>], each: usize) -> GraphLimits {
+    GraphLimits::new([1, 2, SLOTS / each], 160).tokens_each(each).linear(linear(weights))
+}
+
+fn capture(attention: &Attention<bf16>, stream: &Stream, limits: &GraphLimits) -> Result<AttentionGraphs<bf16>> {
+    attention.capture_layers(stream, |layer| attention.mask(layer), limits)
+}
+
+impl Graphs {
+    pub(super) fn new(attention: &Attention<bf16>, stream: &Stream, each: usize) -> Self {
+        let weights = all_weights(stream);
+        Self { graphs: capture(attention, stream, &limits(&weights, each)).unwrap(), weights }
+    }
+
+    /// Queues some layers of a step, ends it, and returns their outputs.
+    pub(super) fn queue(
+        &mut self,
+        stream: &Stream,
+        metadata: &mut AttentionMetadata,
+        names: &[u64],
+        layers: Range<usize>,
+    ) -> Result<Vec<Vec<bf16>>> {
+        let step = self.graphs.begin(stream, metadata)?;
+        let mut step = Replayed { step, weights: &self.weights };
+        // All layers of a kind write one output.
+        let outputs = layers.map(|layer| Ok(forward(&mut step, stream, names, 0, layer)?.download(stream)?));
+        let outputs = outputs.collect::<Result<_>>()?;
+        step.step.end()?;
+        Ok(outputs)
+    }
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    #[test]
+    fn any_schedule_with_replayed_steps_is_the_recurrence(
+        acts in prop::collection::vec(act(), 1..16),
+        drafts in 0usize..4,
+        // As many tokens as have a slot each, fewer, and more.
+        each in 1usize..6,
+        cann in prop::sample::select(vec![Cann::V8_5, Cann::V9_1]),
+    ) {
+        let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+        let stream = stream_of(cann);
+        let mut engine = Engine::new(&stream, drafts);
+        engine.graphs = Some(Graphs::new(&engine.attention, &stream, each));
+        engine.act(&Act::Admit(0))?;
+        for act in &acts {
+            engine.act(act)?;
+        }
+        engine.end();
+    }
+}
+
+#[test]
+fn replayed_decodes_drafts_and_forks_are_the_recurrence() {
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    for cann in [Cann::V8_5, Cann::V9_1] {
+        let stream = stream_of(cann);
+        for each in [1, 3] {
+            let mut engine = Engine::new(&stream, 2);
+            engine.graphs = Some(Graphs::new(&engine.attention, &stream, each));
+            for act in [
+                Act::Admit(0),
+                Act::Admit(0),
+                Act::Step(vec![(0, 1, 0), (1, 1, 0)], 0),
+                Act::Step(vec![(0, 63, 0)], 0),
+                Act::Step(vec![(0, 20, 0), (1, 40, 0)], 0),
+                Act::Step(vec![(0, 1, 0), (1, 1, 0)], 0),
+                // Drafts that are rejected, twice; alone, and beside a decode.
+                Act::Step(vec![(0, 3, 2)], 0),
+                Act::Step(vec![(0, 3, 1), (1, 1, 0)], 0),
+                Act::Step(vec![(0, 2, 0), (1, 3, 2)], 0),
+                // A fork from one token before the end; both go on.
+                Act::Share(0, 1),
+                Act::Step(vec![(0, 1, 0), (1, 1, 0), (2, 1, 0)], 0),
+                Act::Step(vec![(0, 2, 0), (1, 2, 1), (2, 1, 0)], 0),
+                // The whole request again, between replayed steps of the others.
+                Act::Preempt(0),
+                Act::Step(vec![(1, 1, 0), (2, 1, 0)], 0),
+                Act::Step(vec![(0, 90, 0)], 0),
+                Act::Step(vec![(0, 1, 0), (2, 3, 1)], 0),
+                Act::Break(1, 2),
+                Act::Step(vec![(0, 1, 0), (2, 1, 0)], 0),
+            ] {
+                engine.act(&act).unwrap();
+            }
+            assert_eq!(engine.replayed, if each == 1 { 5 } else { 10 }, "{} of {each}", engine.replayed);
+            engine.end();
+        }
+    }
+}
+
+fn is(outcome: Result<()>, rule: &'static ascend_attention::spec::Rule) {
+    match outcome {
+        Err(refused) => assert!(refused.breaks(rule), "{refused}"),
+        Ok(()) => panic!("not refused by {rule:?}"),
+    }
+}
+
+/// The model with a sequence of a prompt that is computed, and graphs of one token.
+fn after_a_prompt(stream: &Stream, prompt: &[u64]) -> (Attention<bf16>, Graphs, Sequence) {
+    let mut attention = model(stream, 1);
+    let graphs = Graphs::new(&attention, stream, 1);
+    let mut sequence = attention.sequence();
+    attention.grow(stream, &mut sequence, prompt.len()).unwrap();
+    let metadata = metadata(&attention, &sequence, prompt.len());
+    let mut step = attention.begin(stream, &metadata).unwrap();
+    for layer in 0..LAYERS {
+        forward(&mut step, stream, prompt, 0, layer).unwrap();
+    }
+    step.end().unwrap();
+    (attention, graphs, sequence)
+}
+
+fn metadata(attention: &Attention<bf16>, sequence: &Sequence, new: usize) -> AttentionMetadata {
+    attention.metadata(&[BatchRequest::of(sequence, new)], StatePolicy::default()).unwrap()
+}
+
+/// A replay that is forgotten, done twice, or done after its request was preempted or began anew.
+#[test]
+fn replays_that_do_not_go_on_from_their_states_are_refused() {
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let stream = stream_of(Cann::V9_1);
+    let (mut attention, mut graphs, mut sequence) = after_a_prompt(&stream, &[1, 2, 3]);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let unpadded = metadata(&attention, &sequence, 1);
+
+    // Forgotten before anything is written: the same metadata is begun again, by the graphs or without them.
+    graphs.queue(&stream, &mut unpadded.clone(), &[4], 0..0).unwrap_err();
+    graphs.queue(&stream, &mut unpadded.clone(), &[4], FULL..FULL + 1).unwrap_err();
+    drop(attention.begin(&stream, &unpadded).unwrap());
+
+    let mut padded = unpadded.clone();
+    graphs.queue(&stream, &mut padded, &[4], 0..LAYERS).unwrap();
+    assert_eq!(attention.computed_tokens(&sequence).unwrap(), 4);
+    // Twice: by the metadata that was padded, and as it was before.
+    for mut again in [padded, unpadded] {
+        is(graphs.graphs.begin(&stream, &mut again).map(drop), &rules::SEQUENCE_COMPUTED);
+    }
+    let mut recomputed = [BatchRequest::of(&sequence, 1).recompute()];
+    let mut recomputed = attention.metadata(&mut recomputed, StatePolicy::default()).unwrap();
+    is(graphs.graphs.begin(&stream, &mut recomputed).map(drop), &rules::STATE_TOKENS);
+
+    // On another stream than the pool's, or after the request was preempted, also where it has as many tokens again.
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let mut next = metadata(&attention, &sequence, 1);
+    let elsewhere = stream.device().stream().unwrap();
+    is(graphs.graphs.begin(&elsewhere, &mut next).map(drop), &rules::PLAN_TENSORS);
+    sequence.truncate(0).unwrap();
+    is(graphs.graphs.begin(&stream, &mut next).map(drop), &rules::BLOCK_GIVEN_BACK);
+    attention.grow(&stream, &mut sequence, 5).unwrap();
+    assert!(graphs.graphs.begin(&stream, &mut next).is_err());
+
+    // Forgotten behind a layer of linear attention, or behind its convolution alone: the request begins anew.
+    for whole_layer in [true, false] {
+        let (mut attention, mut graphs, mut sequence) = after_a_prompt(&stream, &[1, 2, 3]);
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        let mut broken = metadata(&attention, &sequence, 1);
+        let ended = match whole_layer {
+            true => graphs.queue(&stream, &mut broken, &[4], 0..1).map(drop),
+            false => {
+                let mut step = graphs.graphs.begin(&stream, &mut broken).unwrap();
+                step.launch_convolution(LINEAR[0]).unwrap();
+                step.end()
+            }
+        };
+        let ended = ended.unwrap_err();
+        assert!(ended.breaks(&rules::STEP_LAYERS_MISSING) && ended.to_string().contains("truncate"), "{ended}");
+        is(graphs.graphs.begin(&stream, &mut broken).map(drop), &rules::STATE_TORN);
+        is(attention.begin(&stream, &broken).map(drop), &rules::STATE_TORN);
+        is(attention.grow(&stream, &mut sequence, 1), &rules::STATE_TORN);
+        sequence.truncate(0).unwrap();
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        let mut anew = metadata(&attention, &sequence, 1);
+        let outputs = graphs.queue(&stream, &mut anew, &[9], 0..LAYERS).unwrap();
+        for (layer, output) in outputs.iter().enumerate() {
+            let want = reference(&[9], layer).concat();
+            assert!(output.iter().zip(&want).all(|(got, want)| (got.to_f64() - want).abs() < 0.03), "layer {layer}");
+        }
+    }
+}
+
+/// A state that a fork shares goes to another slot before the replay, which writes there; rows of padding reach no state.
+#[test]
+fn replays_leave_the_states_of_others_alone() {
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let stream = stream_of(Cann::V9_1);
+    let mut attention = model(&stream, 1);
+    for each in [1, 2] {
+        let mut graphs = Graphs::new(&attention, &stream, each);
+        let mut sequence = attention.sequence();
+        // A whole block, so that the growth writes into none that is shared.
+        let prompt: Vec<u64> = (0..16).collect();
+        attention.grow(&stream, &mut sequence, 16).unwrap();
+        let first = metadata(&attention, &sequence, 16);
+        let mut step = attention.begin(&stream, &first).unwrap();
+        for layer in 0..LAYERS {
+            forward(&mut step, &stream, &prompt, 0, layer).unwrap();
+        }
+        step.end().unwrap();
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        let mut next = metadata(&attention, &sequence, 1);
+        // Between the growth and the replay.
+        let kept = sequence.share_prefix(16).unwrap();
+        let pool = |attention: &Attention<bf16>| {
+            let states = attention.states().unwrap();
+            let read = |tensor: &ascend_attention::AnyTensor| tensor.download_bytes(&stream).unwrap();
+            let layers = 0..SHAPE.layers;
+            let of = |layer| [read(states.layer(layer).unwrap().tensor()), read(states.windows(layer).unwrap())];
+            layers.flat_map(of).collect::<Vec<Vec<u8>>>()
+        };
+        let before = pool(&attention);
+        graphs.queue(&stream, &mut next, &[4], 0..LAYERS).unwrap();
+        let after = pool(&attention);
+        for (before, after) in before.iter().zip(&after) {
+            let slots = before.chunks(before.len() / SLOTS).zip(after.chunks(after.len() / SLOTS));
+            let changed: Vec<usize> =
+                slots.enumerate().filter(|(_, (old, new))| old != new).map(|(slot, _)| slot).collect();
+            assert_eq!(changed.len(), 1, "{changed:?} with {each} tokens a request");
+        }
+        // What was kept goes on as if nothing had happened.
+        let mut fork = kept.fork();
+        attention.grow(&stream, &mut fork, 1).unwrap();
+        let mut other = metadata(&attention, &fork, 1);
+        let outputs = graphs.queue(&stream, &mut other, &[7], 0..LAYERS).unwrap();
+        for (layer, output) in outputs.iter().enumerate() {
+            let want = reference(&[&prompt[..], &[7]].concat(), layer).pop().unwrap();
+            assert!(output.iter().zip(&want).all(|(got, want)| (got.to_f64() - want).abs() < 0.03), "layer {layer}");
+        }
+    }
+    assert_eq!(attention.states().unwrap().free_slots(), SLOTS);
+}
+
+/// Tensors that a graph does not have are refused before anything is written, and the right ones follow.
+#[test]
+fn captured_layers_of_linear_attention_bring_what_was_captured() {
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let stream = stream_of(Cann::V9_1);
+    let (mut attention, mut graphs, mut sequence) = after_a_prompt(&stream, &[1, 2, 3]);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = metadata(&attention, &sequence, 1);
+    let weights = graphs.weights.clone();
+    assert_eq!((graphs.graphs.backend(LINEAR[0]), graphs.graphs.backend(FULL)), (None, Some("fused")));
+    let mut step = graphs.graphs.begin(&stream, &mut metadata).unwrap();
+    let [layer, other] = LINEAR;
+    let (rows, longer) = (Rows::new(&stream, &[4], 0, layer), Rows::new(&stream, &[4, 5], 0, layer));
+    let zeros = |shape: &[usize]| upload(&stream, std::iter::repeat_n(0.0, shape.iter().product()), shape);
+    let value = zeros(&[1, SHAPE.value_heads, SHAPE.value_dim]);
+    let wide = zeros(&[1, HEADS, DIM]);
+
+    is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_CONVOLUTION);
+    is(step.launch(layer).map(drop), &rules::STEP_CONVOLUTION);
+    is(step.convolve(layer, (&rows.mixed, &weights[other])).map(drop), &rules::GRAPH_INPUTS);
+    let bias = zeros(&[CONVOLUTION.channels]);
+    let biased = ConvolutionInputs::from((&rows.mixed, &weights[layer])).bias(&bias);
+    is(step.convolve(layer, biased).map(drop), &rules::GRAPH_INPUTS);
+    is(step.convolve(layer, (&longer.mixed, &weights[layer])).map(drop), &rules::STEP_TOKENS);
+    is(step.convolve(FULL, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_KIND);
+    is(step.launch_convolution(LAYERS).map(drop), &rules::ARGUMENT_VALUE);
+    is(step.tensors(layer).map(drop), &rules::STEP_KIND);
+    step.convolve(layer, (&rows.mixed, &weights[layer])).unwrap();
+    is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_CONVOLUTION);
+    is(step.launch_convolution(layer).map(drop), &rules::STEP_CONVOLUTION);
+
+    let tensors = rows.tensors(&value);
+    let without = DeltaTensors::new((tensors.query, tensors.key, tensors.value), tensors.beta);
+    is(step.forward(layer, without).map(drop), &rules::GRAPH_INPUTS);
+    let columns = stream.upload(&[0.0f32; SHAPE.value_heads * SHAPE.key_dim], [1, SHAPE.value_heads, SHAPE.key_dim]);
+    is(step.forward(layer, tensors.gk(&columns.unwrap())).map(drop), &rules::GRAPH_INPUTS);
+    is(step.forward(layer, rows.tensors(&wide)).map(drop), &rules::STEP_HEADS);
+    is(step.forward(layer, longer.tensors(&value)).map(drop), &rules::STEP_TOKENS);
+    is(step.forward(layer, (&wide, &wide, &wide)).map(drop), &rules::STEP_KIND);
+    is(step.forward(FULL, rows.tensors(&value)).map(drop), &rules::STEP_KIND);
+    is(step.forward(LAYERS, rows.tensors(&value)).map(drop), &rules::ARGUMENT_VALUE);
+    step.forward(layer, rows.tensors(&value)).unwrap();
+    is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_LAYER_REPEATED);
+    is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);
+    // The tensors of the graph, filled in place.
+    let tensors = step.linear_tensors().unwrap();
+    let [x, y] = tensors.convolution.clone().unwrap();
+    let own = tensors.value.clone();
+    let rows = Rows::new(&stream, &[4], 0, other);
+    x.narrow(0, 0..1).unwrap().copy_from(&stream, &rows.mixed).unwrap();
+    step.launch_convolution(other).unwrap();
+    let values = y.narrow(1, 0..VALUES).unwrap().contiguous(&stream).unwrap();
+    own.copy_from(&stream, &values.reshape(own.shape()).unwrap()).unwrap();
+    let own = own.narrow(0, 0..1).unwrap();
+    let got = step.forward(other, rows.tensors(&own)).unwrap().download(&stream).unwrap();
+    let want = reference(&[1, 2, 3, 4], other).pop().unwrap();
+    assert!(got.iter().zip(&want).all(|(got, want)| (got.to_f64() - want).abs() < 0.03));
+}
+
+/// Limits of which nothing can be captured.
+#[test]
+fn graphs_that_cannot_be_captured_are_refused_by_name() {
+    let stream = stream_of(Cann::V9_1);
+    let attention = model(&stream, 0);
+    let weights = all_weights(&stream);
+    let refused = |limits: &GraphLimits, rule| is(capture(&attention, &stream, limits).map(drop), rule);
+    let plain = || GraphLimits::new([1], 64);
+    // Nothing is said of linear layers; tokens, weights and sinks that they do not have.
+    refused(&plain(), &rules::GRAPH_INPUTS);
+    refused(&limits(&weights, 9), &rules::GRAPH_SIZE);
+    refused(&plain().linear(LinearCapture::new(KEY_HEADS).g()), &rules::GRAPH_INPUTS);
+    let one = LinearCapture::new(KEY_HEADS).convolutions([(weights[0].clone(), None)]);
+    refused(&plain().linear(one), &rules::GRAPH_INPUTS);
+    let sinks = (0..LAYERS).map(|layer| (layer != FULL).then(|| stream.upload(&[1.0f32; HEADS], [HEADS]).unwrap()));
+    refused(&limits(&weights, 1).learnable_sinks(sinks), &rules::ARGUMENT_VALUE);
+    // What the operators refuse: heads, shapes of weights, and from 9.1 on more rows than slots.
+    let id = |outcome: Result<AttentionGraphs<bf16>>| match outcome.map(drop).unwrap_err() {
+        Error::Violation(violation) => violation.rule.id,
+        other => panic!("{other}"),
+    };
+    let heads = LinearCapture::new(3).g().convolutions(LINEAR.map(|layer| (weights[layer].clone(), None)));
+    assert_eq!(id(capture(&attention, &stream, &plain().linear(heads))), "recurrent_delta.heads");
+    let narrow = weights[0].narrow(0, 0..3).unwrap();
+    let narrow = LinearCapture::new(KEY_HEADS).convolutions([(weights[2].clone(), None), (narrow, None)]);
+    assert!(capture(&attention, &stream, &plain().linear(narrow)).is_err());
+    let large = GraphLimits::new([SLOTS + 1], 64).linear(linear(&weights));
+    assert_eq!(id(capture(&attention, &stream, &large)), "recurrent_delta.pool");
+    // A model without such layers takes no limits of them.
+    let full = Attention::of_groups(1, [group(&stream, 0)]).unwrap();
+    is(capture(&full, &stream, &plain().linear(linear(&weights))).map(drop), &rules::GRAPH_INPUTS);
+    capture(&full, &stream, &plain()).unwrap();
+}
