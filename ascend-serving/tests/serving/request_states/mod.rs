@@ -4,6 +4,7 @@
 mod engine;
 mod graphs;
 mod model;
+mod variants;
 
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16, f16};
