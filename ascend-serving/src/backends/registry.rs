@@ -8,7 +8,7 @@ use ascend_attention::case::tentatively;
 use ascend_attention::spec::Rule;
 use ascend_attention::{Device, Element, Error as CallError, Violation};
 
-use crate::batch::{AttentionState, LayerMask};
+use crate::batch::{AttentionState, Drafting, LayerMask};
 use crate::causality::Causality;
 use crate::error::{Error, Result};
 use crate::kv::CacheShape;
@@ -211,7 +211,8 @@ impl<T: Element> Backends<T> {
     /// the first of them is queued, where the plan of those with keys does not serve them. Graphs record what layers
     /// prefer in steps that decode or, where requests add several tokens, in those that [verify
     /// drafts](AttentionState::SpecDecoding), if anything is said of them, and otherwise in those of
-    /// [chunks](AttentionState::ChunkedPrefill).
+    /// [chunks](AttentionState::ChunkedPrefill); where the limits say how drafts are made
+    /// ([`GraphLimits::drafting`](crate::GraphLimits::drafting)), in the steps that these make.
     ///
     /// ```
     /// use ascend_attention::bf16;
@@ -445,16 +446,18 @@ impl<T: Element> Backends<T> {
         self.of_steps.get(&state).unwrap_or(&self.backends)
     }
 
-    /// The kind of steps of which graphs record the backends, where each request adds up to this number of tokens:
-    /// steps that verify drafts, if a list or a layer's preference names them, since chunks have graphs for nothing
-    /// else.
-    pub(crate) fn recorded_state(&self, tokens_each: usize) -> AttentionState {
+    /// The kind of steps of which graphs record the backends, where each request adds up to this number of tokens: that
+    /// which [`StatePolicy`](crate::StatePolicy) calls such steps of an engine with these drafts. Where nothing is said
+    /// of drafts, several tokens are those of steps that verify drafts, if a list or a layer's preference names these,
+    /// since chunks have graphs for nothing else.
+    pub(crate) fn recorded_state(&self, tokens_each: usize, drafting: Option<Drafting>) -> AttentionState {
         let (verifying, chunks) = (AttentionState::SpecDecoding, AttentionState::ChunkedPrefill);
         let is_named =
-            self.of_steps.contains_key(&verifying) || self.preferred.keys().any(|(_, state)| *state == verifying);
-        match tokens_each {
-            1 => AttentionState::DecodeOnly,
-            _ if is_named => verifying,
+            || self.of_steps.contains_key(&verifying) || self.preferred.keys().any(|(_, state)| *state == verifying);
+        match (drafting, tokens_each) {
+            (Some(Drafting::Mtp), _) => verifying,
+            (_, 1) => AttentionState::DecodeOnly,
+            (None, _) if is_named() => verifying,
             _ => chunks,
         }
     }

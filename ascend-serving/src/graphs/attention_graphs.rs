@@ -126,7 +126,7 @@ impl<T: Element> Attention<T> {
         limits: &GraphLimits,
     ) -> Result<AttentionGraphs<T>> {
         let groups = self.groups().iter().map(|group| {
-            let state = group.backends().recorded_state(limits.each.0);
+            let state = group.backends().recorded_state(limits.each.0, limits.drafting);
             let preferred = |layer| group.backends().preferred(layer, state);
             let layers = group.layers().iter().enumerate();
             let layers = layers.map(|(own, layer)| {

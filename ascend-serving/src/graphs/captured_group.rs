@@ -7,7 +7,7 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
-use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, LayerMask, MaskedRequest, StatePolicy};
+use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, Drafting, LayerMask, MaskedRequest, StatePolicy};
 use crate::causality::Causality;
 use crate::engine::LayerGroup;
 use crate::error::{Error, Result};
@@ -44,6 +44,7 @@ pub(super) struct CapturedGroup {
     limits: KeyLimits,
     /// New tokens of each request, at most.
     each: RowsEach,
+    drafting: Option<Drafting>,
 }
 
 impl CapturedGroup {
@@ -87,6 +88,7 @@ impl CapturedGroup {
             program_of,
             limits: KeyLimits { keys: limits.keys.min(keys), blocks: limits.blocks.min(pool.blocks()), block_size },
             each: limits.each,
+            drafting: limits.drafting,
         }
     }
 
@@ -315,7 +317,7 @@ impl CapturedGroup {
         let most = self.limits.keys.max(self.each.0);
         let few = Some(StatePolicy::MAX_VERIFIED).filter(|few| (2..*few).contains(&self.each.0) && *few < most);
         let examples = [Some(most), few].into_iter().flatten();
-        let state = group.backends().recorded_state(self.each.0);
+        let state = group.backends().recorded_state(self.each.0, self.drafting);
         let examples = examples.map(|rows| Ok((rows, self.examples(state, requests, rows)?)));
         let examples: Vec<_> = examples.collect::<Result<_>>()?;
         let programs = self.alike.iter().map(|AlikeLayers { mask, first: layer, .. }| {

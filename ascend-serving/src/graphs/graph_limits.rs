@@ -3,6 +3,7 @@
 use ascend_attention::graph::CaptureEstimate;
 use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
+use crate::batch::Drafting;
 use crate::kv::CacheShape;
 use crate::rules;
 
@@ -21,6 +22,8 @@ pub struct GraphLimits {
     pub(super) blocks: usize,
     /// The sinks of each layer of the model; empty without sinks.
     pub(super) learnable_sinks: Vec<Option<AnyTensor>>,
+    /// How the drafts of the steps are made, if that is said.
+    pub(super) drafting: Option<Drafting>,
     /// What layers of linear attention have, in a model with such layers.
     pub(super) linear: Option<LinearCapture>,
 }
@@ -54,6 +57,7 @@ impl GraphLimits {
             keys,
             blocks: usize::MAX,
             learnable_sinks: Vec::new(),
+            drafting: None,
             linear: None,
         }
     }
@@ -72,6 +76,16 @@ impl GraphLimits {
     /// needs no larger size.
     pub fn tokens_each(mut self, tokens: usize) -> Self {
         self.each = RowsEach(tokens);
+        self
+    }
+
+    /// Sets how the drafts of the engine are made, as its [`StatePolicy`](crate::StatePolicy) does, by which the graphs
+    /// record the backends of the kind that its steps are of
+    /// ([`Backends::for_steps`](crate::Backends::for_steps)): with [`Drafting::Mtp`] steps of one token verify drafts
+    /// too. Without it graphs of one token record the backends of decodes, and those of several the backends of steps
+    /// that verify drafts, if a list or a preference names such steps, or otherwise those of chunks.
+    pub fn drafting(mut self, drafting: Drafting) -> Self {
+        self.drafting = Some(drafting);
         self
     }
 

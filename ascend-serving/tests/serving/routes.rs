@@ -12,8 +12,8 @@ use ascend_attention::{Machine, Runtime, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendFlags, Backends,
-    BatchRequest, BatchSettings, CascadePrefill, Causality, Error, FusedAttention, GraphLimits, LayerTensors, Result,
-    SharedPrefixDecode, SplitDecode, StepContext, StepProgram, rules,
+    BatchRequest, BatchSettings, CascadePrefill, Causality, Drafting, Error, FusedAttention, GraphLimits, LayerTensors,
+    Result, SharedPrefixDecode, SplitDecode, StatePolicy, StepContext, StepProgram, rules,
 };
 use ascend_testing::steps::{BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on};
 use proptest::prelude::*;
@@ -233,11 +233,39 @@ fn graphs_that_verify_drafts_record_the_backend_of_their_flag() {
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
         let backends = Backends::none().with(FusedAttention).with(Renamed);
         let backends = backends.prefer([1], &[state], "renamed").unwrap();
-        let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+        let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
         for (each, wanted) in [(1, "fused"), (3, "renamed")] {
             let limits = GraphLimits::new([2], 300).tokens_each(each);
             let graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
             assert_eq!([0, 1].map(|layer| graphs.backend(layer)), [Some("fused"), Some(wanted)], "{state:?}");
+        }
+        // Where the limits say how drafts are made, the list is that of the kind which such steps are of.
+        let is_verifying = state == AttentionState::SpecDecoding;
+        for (drafting, each, is_renamed) in [
+            (Drafting::Mtp, 1, is_verifying),
+            (Drafting::Mtp, 3, is_verifying),
+            (Drafting::Other, 1, false),
+            (Drafting::Other, 3, !is_verifying),
+        ] {
+            let limits = GraphLimits::new([2], 300).tokens_each(each).drafting(drafting);
+            let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
+            let wanted = if is_renamed { "renamed" } else { "fused" };
+            assert_eq!(graphs.backend(1), Some(wanted), "{state:?} with {drafting:?}, {each} tokens a request");
+            // A step of the engine without graphs has the same backend.
+            let policy = StatePolicy::new(true, Some(drafting));
+            let mut sequence = attention.sequence();
+            attention.grow(&stream, &mut sequence, 5).unwrap();
+            attention.mark_computed(&sequence, 5).unwrap();
+            attention.grow(&stream, &mut sequence, each).unwrap();
+            let request = [BatchRequest::of(&sequence, each).drafts(each - 1)];
+            let mut metadata = attention.metadata(&request, policy).unwrap();
+            let rows = stream.upload(&vec![bf16::ONE; each * DIM], [each, 1, DIM]).unwrap();
+            let mut step = attention.begin(&stream, &metadata).unwrap();
+            step.forward(1, (&rows, &rows, &rows)).unwrap();
+            assert_eq!(step.selected(1).map(|selected| selected.name), Some(wanted), "{:?}", metadata.state());
+            drop(step);
+            assert!(graphs.serves(&metadata));
+            graphs.begin(&stream, &mut metadata).unwrap();
         }
     }
 }
