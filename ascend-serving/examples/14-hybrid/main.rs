@@ -1,7 +1,8 @@
 //! A hybrid model on one device: four layers of linear attention, in which a request has a state, and one of full
 //! attention over a paged cache, in one table of layers. Prompts in chunks, a shared prefix, drafts of which some are
 //! rejected, a request that is preempted; each row of logits is checked against the model in double precision over the
-//! whole sequence. On an NPU the convolution's operator, which is of vLLM-Ascend's package, is refused unless the program
+//! whole sequence. The schedule runs twice: the second time steps of decodes and drafts are replayed from graphs, and
+//! all logits have the same bits. On an NPU the convolution's operator, which is of vLLM-Ascend's package, is refused unless the program
 //! vouches for it (`ascend_attention::causal_conv::trust_package`).
 //!
 //! ```sh
@@ -15,6 +16,7 @@ use std::error::Error;
 
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_serving::prelude::*;
+use ascend_serving::{AnyLayerInputs, AttentionGraphStep, LinearCapture};
 
 use dense::Whole;
 use model::{Attend, CONVOLUTION, Delta, FULL, KEY_HEADS, LINEAR, MIXED, Model, STATES, VOCABULARY};
@@ -35,31 +37,70 @@ struct Request {
     left: usize,
 }
 
+/// A step that is queued layer by layer, or replayed from graphs.
+enum Queued<'s> {
+    Step(Step<'s, bf16>),
+    Replayed(AttentionGraphStep<'s, bf16>),
+}
+
 /// The layers of a step.
 struct Layers<'a, 's> {
     stream: &'a Stream,
-    step: Step<'s, bf16>,
+    step: Queued<'s>,
+    /// Rows of the requests, without the padding of a graph.
+    tokens: usize,
+    /// The weights of each layer's convolution.
+    weights: &'a [Tensor<bf16>],
 }
 
 impl Layers<'_, '_> {
     fn upload(&self, numbers: &[f64], of_token: &[usize]) -> ascend_serving::Result<Tensor<bf16>> {
-        let halves: Vec<bf16> = numbers.iter().map(|x| bf16::from_f64(*x)).collect();
         let tokens = numbers.len() / of_token.iter().product::<usize>();
-        Ok(self.stream.upload(&halves, [&[tokens], of_token].concat())?)
+        upload(self.stream, numbers, &[&[tokens], of_token].concat())
     }
 
+    /// The rows of the requests.
     fn download(&self, tensor: &Tensor<bf16>) -> ascend_serving::Result<Vec<f64>> {
-        Ok(tensor.download(self.stream)?.iter().map(|x| x.to_f64()).collect())
+        let rows = tensor.download(self.stream)?;
+        let of_token: usize = tensor.shape()[1..].iter().product();
+        Ok(rows.iter().take(self.tokens * of_token).map(|x| x.to_f64()).collect())
     }
+
+    /// All layers of a kind write one tensor of a graph, which is downloaded before the next one.
+    fn forward<'i>(
+        &mut self,
+        layer: usize,
+        inputs: impl Into<AnyLayerInputs<'i, bf16>>,
+    ) -> ascend_serving::Result<Vec<f64>> {
+        let output = match &mut self.step {
+            Queued::Step(step) => step.forward(layer, inputs)?,
+            Queued::Replayed(step) => step.forward(layer, inputs)?.clone(),
+        };
+        self.download(&output)
+    }
+
+    fn end(self) -> ascend_serving::Result<()> {
+        match self.step {
+            Queued::Step(step) => step.end(),
+            Queued::Replayed(step) => step.end(),
+        }
+    }
+}
+
+fn upload(stream: &Stream, numbers: &[f64], shape: &[usize]) -> ascend_serving::Result<Tensor<bf16>> {
+    let halves: Vec<bf16> = numbers.iter().map(|x| bf16::from_f64(*x)).collect();
+    Ok(stream.upload(&halves, shape)?)
 }
 
 impl Attend for Layers<'_, '_> {
     type Error = ascend_serving::Error;
 
-    fn convolve(&mut self, layer: usize, mixed: Vec<f64>, weights: &[f64]) -> ascend_serving::Result<Vec<f64>> {
-        let (x, weight) = (self.upload(&mixed, &[MIXED])?, self.upload(weights, &[MIXED])?);
-        assert_eq!(weight.shape(), [CONVOLUTION.width, MIXED]);
-        let convolved = self.step.convolve(layer, (&x, &weight))?;
+    fn convolve(&mut self, layer: usize, mixed: Vec<f64>, _: &[f64]) -> ascend_serving::Result<Vec<f64>> {
+        let (x, weight) = (self.upload(&mixed, &[MIXED])?, &self.weights[layer]);
+        let convolved = match &mut self.step {
+            Queued::Step(step) => step.convolve(layer, (&x, weight))?,
+            Queued::Replayed(step) => step.convolve(layer, (&x, weight))?.clone(),
+        };
         self.download(&convolved)
     }
 
@@ -70,22 +111,22 @@ impl Attend for Layers<'_, '_> {
         let beta = self.upload(&inputs.beta, &[STATES.value_heads])?;
         let decays: Vec<f32> = inputs.g.iter().map(|g| *g as f32).collect();
         let g = self.stream.upload(&decays, [decays.len() / STATES.value_heads, STATES.value_heads])?;
-        let output = self.step.forward(layer, DeltaTensors::new((&query, &key, &value), &beta).g(&g))?;
-        self.download(&output)
+        self.forward(layer, DeltaTensors::new((&query, &key, &value), &beta).g(&g))
     }
 
     fn full(&mut self, layer: usize, [query, key, value]: [Vec<f64>; 3]) -> ascend_serving::Result<Vec<f64>> {
         let [heads, kv_heads, dim] = FULL;
         let query = self.upload(&query, &[heads, dim])?;
         let (key, value) = (self.upload(&key, &[kv_heads, dim])?, self.upload(&value, &[kv_heads, dim])?);
-        let output = self.step.forward(layer, (&query, &key, &value))?;
-        self.download(&output)
+        self.forward(layer, (&query, &key, &value))
     }
 }
 
 /// How often something happened that this example is to show.
 #[derive(Debug, Default)]
 struct Acts {
+    steps: usize,
+    replayed_steps: usize,
     shared_prefixes: usize,
     accepted_drafts: usize,
     rejected_drafts: usize,
@@ -97,15 +138,21 @@ struct Engine<'s> {
     stream: &'s Stream,
     model: Model,
     attention: Attention<bf16>,
+    /// The weights of each layer's convolution.
+    weights: Vec<Tensor<bf16>>,
+    /// What replays steps of few tokens a request, if anything does.
+    graphs: Option<AttentionGraphs<bf16>>,
     /// What is kept of the first prompt's beginning: a sequence that never grows.
     prefix: Option<Sequence>,
     /// How far each row of logits is from double precision, as a part of its largest.
     errors: Vec<f64>,
+    /// The logits of requests, in the order in which they ended.
+    logits: Vec<Vec<f64>>,
     acts: Acts,
 }
 
 impl<'s> Engine<'s> {
-    fn new(stream: &'s Stream) -> ascend_serving::Result<Self> {
+    fn new(stream: &'s Stream, replays: bool) -> ascend_serving::Result<Self> {
         let shape = CacheShape::new(1, FULL[1], FULL[2]);
         let cache = PagedKvCache::new(stream.device(), 64, BLOCK_SIZE, shape, PadPolicy::SkipNegative)?;
         let backends = Backends::standard(stream.device());
@@ -114,8 +161,13 @@ impl<'s> Engine<'s> {
         // Three slots for each of four requests, one for the prefix.
         let states = StatePool::new::<bf16>(stream, 4 * (1 + STATES.drafts) + 1, STATES)?;
         let attention = Attention::of_hybrid(LINEAR.len(), [full], linear, states)?;
-        let (errors, acts) = (Vec::new(), Acts::default());
-        Ok(Self { stream, model: Model::new(), attention, prefix: None, errors, acts })
+        let model = Model::new();
+        let weights =
+            (0..LINEAR.len()).map(|layer| upload(stream, model.convolution(layer), &[CONVOLUTION.width, MIXED]));
+        let weights = weights.collect::<ascend_serving::Result<Vec<_>>>()?;
+        let graphs = replays.then(|| capture(stream, &attention, &weights)).transpose()?;
+        let (errors, logits, acts) = (Vec::new(), Vec::new(), Acts::default());
+        Ok(Self { stream, model, attention, weights, graphs, prefix: None, errors, logits, acts })
     }
 
     /// A request of these tokens, which begins with the prefix that is kept, if one is.
@@ -146,9 +198,9 @@ impl<'s> Engine<'s> {
         let batch = running.iter().zip(&work);
         let batch = batch.map(|(request, (new, drafts))| BatchRequest::of(&request.cached, *new).drafts(*drafts));
         let policy = StatePolicy::new(true, Some(Drafting::Mtp));
-        let metadata = self.attention.metadata(&batch.collect::<Vec<_>>(), policy)?;
+        let mut metadata = self.attention.metadata(&batch.collect::<Vec<_>>(), policy)?;
 
-        let logits = self.logits(running, &work, &metadata)?;
+        let logits = self.logits(running, &work, &mut metadata)?;
         let mut logits = logits.chunks(VOCABULARY);
         for (request, (new, drafts)) in running.iter_mut().zip(work) {
             let own: Vec<&[f64]> = logits.by_ref().take(new).collect();
@@ -168,17 +220,24 @@ impl<'s> Engine<'s> {
         &mut self,
         running: &[Request],
         work: &[(usize, usize)],
-        metadata: &AttentionMetadata,
+        metadata: &mut AttentionMetadata,
     ) -> ascend_serving::Result<Vec<f64>> {
         let mut tokens = Vec::new();
         for (request, (new, _)) in running.iter().zip(work) {
             let end = request.cached.len();
             tokens.extend(&request.tokens[end - new..end]);
         }
-        let step = self.attention.begin(self.stream, metadata)?;
-        let mut layers = Layers { stream: self.stream, step };
+        self.acts.steps += 1;
+        let step = match self.graphs.as_mut().filter(|graphs| graphs.serves(metadata)) {
+            Some(graphs) => {
+                self.acts.replayed_steps += 1;
+                Queued::Replayed(graphs.begin(self.stream, metadata)?)
+            }
+            None => Queued::Step(self.attention.begin(self.stream, metadata)?),
+        };
+        let mut layers = Layers { stream: self.stream, step, tokens: tokens.len(), weights: &self.weights };
         let logits = self.model.forward(&tokens, &mut layers)?;
-        layers.step.end()?;
+        layers.end()?;
         Ok(logits)
     }
 
@@ -192,7 +251,22 @@ impl<'s> Engine<'s> {
             let error = got.iter().zip(want).fold(0f64, |worst, (got, want)| worst.max((got - want).abs()));
             self.errors.push(error / largest);
         }
+        self.logits.push(request.logits.clone());
     }
+}
+
+/// Graphs of up to three requests with all their drafts, and one more for the rows that are left over where some have
+/// fewer.
+fn capture(
+    stream: &Stream,
+    attention: &Attention<bf16>,
+    weights: &[Tensor<bf16>],
+) -> ascend_serving::Result<AttentionGraphs<bf16>> {
+    let linear = weights.iter().zip(LINEAR).filter(|(_, linear)| *linear);
+    let linear = linear.map(|(weight, _)| (weight.clone(), None));
+    let linear = LinearCapture::new(KEY_HEADS).g().convolutions(linear);
+    let limits = GraphLimits::new([1, 2, 3, 4], 256).tokens_each(1 + STATES.drafts).drafting(Drafting::Mtp);
+    attention.capture(stream, Causality::Causal, &limits.linear(linear))
 }
 
 impl Request {
@@ -233,15 +307,9 @@ fn prompt(request: usize) -> Vec<usize> {
     shared.chain((0..20 + 30 * request).map(|at| (at * 7 + request * 11) % VOCABULARY)).collect()
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let runtime = Runtime::auto()?;
-    let device = runtime.device(0)?;
-    let stream = device.stream()?;
-    println!("{} on {}", device.soc_name(), runtime.platform());
-    let linear = LINEAR.iter().filter(|linear| **linear).count();
-    println!("{linear} layers of linear attention, {} of full attention", LINEAR.len() - linear);
-
-    let mut engine = Engine::new(&stream)?;
+/// Runs the schedule to its end.
+fn run(stream: &Stream, replays: bool) -> ascend_serving::Result<Engine<'_>> {
+    let mut engine = Engine::new(stream, replays)?;
     let mut waiting: Vec<Vec<usize>> = (0..4).rev().map(prompt).collect();
     let mut running: Vec<Request> = Vec::new();
     let mut preempted = None;
@@ -272,15 +340,35 @@ fn main() -> Result<(), Box<dyn Error>> {
         running.iter().filter(|request| request.left == 0).for_each(|request| engine.check(request));
         running.retain(|request| request.left > 0);
     }
+    Ok(engine)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let runtime = Runtime::auto()?;
+    let device = runtime.device(0)?;
+    let stream = device.stream()?;
+    println!("{} on {}", device.soc_name(), runtime.platform());
+    let linear = LINEAR.iter().filter(|linear| **linear).count();
+    println!("{linear} layers of linear attention, {} of full attention", LINEAR.len() - linear);
+
+    let plain = run(&stream, false)?;
+    let mut engine = run(&stream, true)?;
     // Tensors of 16 bits; what a layer of linear attention returns is normalised, small as it may be.
     engine.errors.sort_by(f64::total_cmp);
     let [middle, worst] = [engine.errors.len() / 2, engine.errors.len() - 1].map(|row| engine.errors[row]);
     let rows = engine.errors.len();
     println!("{rows} rows of logits: half of them within {middle:.1e} of the largest logit, all within {worst:.1e}");
     println!("{:?}", engine.acts);
-    let Acts { shared_prefixes, accepted_drafts, rejected_drafts, preemptions } = engine.acts;
-    if [shared_prefixes, accepted_drafts, rejected_drafts, preemptions].contains(&0) {
+    let Acts { steps, replayed_steps, shared_prefixes, accepted_drafts, rejected_drafts, preemptions } = engine.acts;
+    if [replayed_steps, shared_prefixes, accepted_drafts, rejected_drafts, preemptions].contains(&0) {
         return Err("a schedule that leaves something out".into());
+    }
+    // The graphs record the calls of the steps without them: RecurrentGatedDeltaRule and CausalConv1d read other numbers
+    // from the same tensors, and attention is by the same backend.
+    let is_same = engine.logits == plain.logits;
+    println!("{replayed_steps} of {steps} steps replayed from graphs; the same bits as without: {is_same}");
+    if !is_same {
+        return Err("a replay that computes something else".into());
     }
     engine.prefix = None;
     let held = engine.attention.cache().pool().held_blocks();

@@ -142,6 +142,11 @@ impl Model {
         Self { embedding: Linear::new(1, WIDTH, VOCABULARY), layers }
     }
 
+    /// The weights of a layer's convolution, `[width, MIXED]`.
+    pub(crate) fn convolution(&self, layer: usize) -> &[f64] {
+        &self.layers[layer].convolution
+    }
+
     /// The logits of what could come behind each token.
     pub(crate) fn forward<A: Attend>(&self, tokens: &[usize], attend: &mut A) -> Result<Vec<f64>, A::Error> {
         let row = |token: &usize| &self.embedding.weights[token * WIDTH..][..WIDTH];
