@@ -92,7 +92,8 @@
 //!
 //! # Graphs and ranks
 //!
-//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer.
+//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; layers of linear
+//!   attention too ([`LinearCapture`]).
 //! - [`GraphPool`]: a graph for each size, with launches of one's own.
 //! - [`TreeGraphs`]: drafted trees replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.

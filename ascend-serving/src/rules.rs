@@ -368,7 +368,8 @@ ascend_attention::spec::library_rules! {
         "let the calls depend on the size alone, or capture with a backend such as `FusedAttention`, and compute this "
         "step without a graph";
     GRAPH_INPUTS = "graph.inputs",
-        "a captured layer brings the kind of inputs that it was captured with, and no other mask or sinks",
+        "a captured layer brings the kind of inputs that it was captured with, and no other mask, sinks, weights or \
+         decays",
         "bring what the layer was captured with, or compute the step without a graph";
     GRAPH_SIZE = "graph.size",
         "a batch fits a captured size",

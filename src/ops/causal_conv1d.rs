@@ -143,11 +143,12 @@ impl ConvSequences {
     /// that were captured, read the new ones. Other streams that use the sequences have to be waited for before.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and for sequences with accepted
-    /// counts; [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, also of
-    /// one that was dropped, since its launches may be captured. Nothing is replaced then.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and for sequences with
+    /// accepted counts; [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of
+    /// them, also of one that was dropped, since its launches may be captured. Nothing is replaced then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
-    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten again.
+    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten
+    /// again.
     pub fn overwrite(&self, stream: &Stream, sequences: &[ConvSequence]) -> Result<()> {
         let count = self.lines.len();
         if sequences.len() != count || self.accepted {

@@ -90,12 +90,13 @@ impl DeltaSequences {
     /// last token. Other streams that use the sequences have to be waited for before.
     ///
     /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows, more slots than the call has tokens,
-    /// sequences of lengths alone, and those with accepted counts, which begin each row elsewhere;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows, more slots than the call has
+    /// tokens, sequences of lengths alone, and those with accepted counts, which begin each row elsewhere;
     /// [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, also of one
     /// that was dropped, since its launches may be captured. Nothing is replaced then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
-    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten again.
+    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten
+    /// again.
     pub fn overwrite(&self, stream: &Stream, slots: &[impl AsRef<[usize]>]) -> Result<()> {
         let (Some(tensor), None) = (&self.slots, &self.accepted) else {
             let given = if self.accepted.is_some() { "sequences with accepted counts" } else { "lengths alone" };

@@ -149,7 +149,8 @@ proptest! {
         for (step, (rows, accept)) in steps.into_iter().enumerate() {
             let x = halves(seed + 2 + step as u64, rows * channels);
             let on_stream = stream.upload(&x, [rows, channels]).unwrap();
-            let sequences = ConvSequences::new(&stream, &[ConvSequence { rows, line: Some(1), continues: true }]).unwrap();
+            let sequence = ConvSequence { rows, line: Some(1), continues: true };
+            let sequences = ConvSequences::new(&stream, &[sequence]).unwrap();
             let sequences = sequences.accepted(&stream, &[accepted]).unwrap();
             let inputs = (&on_stream, &on_device, &pool);
             let plan = CausalConv1d::new().plan(&sequences, inputs).unwrap();

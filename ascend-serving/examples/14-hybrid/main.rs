@@ -2,8 +2,8 @@
 //! attention over a paged cache, in one table of layers. Prompts in chunks, a shared prefix, drafts of which some are
 //! rejected, a request that is preempted; each row of logits is checked against the model in double precision over the
 //! whole sequence. The schedule runs twice: the second time steps of decodes and drafts are replayed from graphs, and
-//! all logits have the same bits. On an NPU the convolution's operator, which is of vLLM-Ascend's package, is refused unless the program
-//! vouches for it (`ascend_attention::causal_conv::trust_package`).
+//! all logits have the same bits. On an NPU the convolution's operator, which is of vLLM-Ascend's package, is refused
+//! unless the program vouches for it (`ascend_attention::causal_conv::trust_package`).
 //!
 //! ```sh
 //! cargo run -p ascend-serving --example 14-hybrid
@@ -363,8 +363,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if [replayed_steps, shared_prefixes, accepted_drafts, rejected_drafts, preemptions].contains(&0) {
         return Err("a schedule that leaves something out".into());
     }
-    // The graphs record the calls of the steps without them: RecurrentGatedDeltaRule and CausalConv1d read other numbers
-    // from the same tensors, and attention is by the same backend.
+    // The graphs record the calls of steps without them: RecurrentGatedDeltaRule and CausalConv1d read other numbers from
+    // the same tensors, and attention is by the same backend.
     let is_same = engine.logits == plain.logits;
     println!("{replayed_steps} of {steps} steps replayed from graphs; the same bits as without: {is_same}");
     if !is_same {

@@ -1,11 +1,11 @@
 //! The calls that convolve a layer of a step, whose numbers are on the device: which rows each request has, and which
 //! windows of the pool they read and write.
 //!
-//! One call convolves the new rows of all requests, each behind the window in the first slot of its state, which becomes
-//! the window behind its last row. A request that keeps the state behind each of several tokens keeps a window behind
-//! each too. The history of a request is its window, then its new rows; each window behind a token is part of it. So the
-//! windows are gathered before the call, and behind it a scatter for each row of a window puts that row of all of them to
-//! its slot.
+//! One call convolves the new rows of all requests, each behind the window in the first slot of its state, which
+//! becomes the window behind its last row. A request that keeps the state behind each of several tokens keeps a window
+//! behind each too. The history of a request is its window, then its new rows; each window behind a token is part of
+//! it. So the windows are gathered before the call, and behind it a scatter for each row of a window puts that row of
+//! all of them to its slot.
 
 use ascend_attention::causal_conv::{CausalConvPlan, ConvInputs, ConvSequence, ConvSequences};
 use ascend_attention::gather::{GatherPaKvCache, GatherPlan, SequenceBlocks};

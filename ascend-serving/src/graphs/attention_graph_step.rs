@@ -219,8 +219,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
 
     /// Copies the rows in front of a layer of linear attention into their tensor, unless they are its first rows, and
     /// launches the graph of the convolution: [`Step::convolve`](crate::Step::convolve). They have a row for each token
-    /// of the step, with the padding or without it. The rows that it returns have the padding, which holds anything, and
-    /// are lent until the next call of this step.
+    /// of the step, with the padding or without it. What it returns has the padding, which holds anything, and is lent
+    /// until the next call of this step.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
@@ -239,9 +239,9 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// Copies a layer's query, key and value into its tensors, unless they are the first rows of these, and launches
     /// its graph. They have a row for each token of the step, with the padding or without it; the output has the
     /// padding, and is lent until the next call of this step ([`AttentionGraphStep::launch`]), which overwrites its
-    /// memory, that of its clones too. A mask and sinks may be left out, since the graph has those of the capture.
-    /// Over a cache of latents the inputs are absorbed queries, latents and both rotary parts
-    /// ([`LayerInputs::latent`]). A layer of linear attention gets its [`DeltaTensors`](ascend_attention::delta_rule::DeltaTensors), as in a
+    /// memory, that of its clones too. A mask and sinks may be left out, since the graph has those of the capture. Over
+    /// a cache of latents the inputs are absorbed queries, latents and both rotary parts ([`LayerInputs::latent`]). A
+    /// layer of linear attention gets its [`DeltaTensors`](ascend_attention::delta_rule::DeltaTensors), as in a
     /// [`Step`](crate::Step::forward); the rows of padding of what it returns hold anything.
     ///
     /// # Errors

@@ -31,8 +31,10 @@ use super::linear_replay::{CapturedLinear, LinearReplay};
 /// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
 /// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
 /// [`FusedAttention`](crate::FusedAttention) and [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists
-/// them. Over a cache of latents the queries are absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)).
-/// From [`Attention::capture`] or [`Attention::capture_layers`].
+/// them. Layers of linear attention have two graphs, one of the convolution in front and one of RecurrentGatedDeltaRule
+/// ([`GraphLimits::linear`]). Over a cache of latents the queries are absorbed
+/// ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)). From [`Attention::capture`] or
+/// [`Attention::capture_layers`].
 ///
 /// ```
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -93,8 +95,7 @@ impl<T: Element> Attention<T> {
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a mask that shows more than the causality of a layer's
     /// group;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND), by which layers of linear attention are refused too),
-    /// which over latents serve causal layers without sinks alone
+    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which over latents serve causal layers without sinks alone
     /// ([`BACKEND_LATENT`](crate::rules::BACKEND_LATENT));
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
@@ -103,6 +104,13 @@ impl<T: Element> Attention<T> {
     /// largest size; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams;
     /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`]; a broken rule of the
     /// call; as for [`Graph::capture`](ascend_attention::Graph::capture).
+    ///
+    /// With layers of linear attention [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for limits that do not say what
+    /// these have, or weights of other layers; [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for more than 8 tokens of a
+    /// request; as for
+    /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), which
+    /// from CANN 9.1 on takes no more rows than the pool has slots, and for
+    /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan).
     pub fn capture(
         &self,
         stream: &Stream,
@@ -316,8 +324,8 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`];
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, and if the step before was on another stream and its end is not known. The metadata is
-    /// unchanged then.
+    /// stream of another device, and if the step before was on another stream and its end is not known; with layers of
+    /// linear attention as for [`Attention::begin`]. The metadata is unchanged then.
     ///
     /// Errors of the device while lengths are planned and buffers filled, such as
     /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the

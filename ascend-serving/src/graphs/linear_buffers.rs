@@ -176,8 +176,8 @@ impl<T: Element> LinearBuffers<T> {
         Ok(self.plan.launch_into(capture, inputs, &mut self.tensors.output.clone())?)
     }
 
-    /// Puts the slots of a step's states, and the rows of its convolutions, into the buffers. Requests of padding have no
-    /// tokens, so that they read and write no state.
+    /// Puts the slots of a step's states, and the rows of its convolutions, into the buffers. Requests of padding have
+    /// no tokens, so that they read and write no state.
     pub(super) fn fill(&self, pool: &StatePool, stream: &Stream, states: &[StateLease]) -> Result<()> {
         let (requests, _) = self.size;
         let states_with_rows = states.iter().filter(|state| state.new_tokens() > 0);

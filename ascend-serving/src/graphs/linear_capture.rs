@@ -8,8 +8,8 @@ use crate::rules;
 /// The weights of a layer's convolution and its bias, if it has one.
 pub(super) type ConvolutionWeights = (AnyTensor, Option<AnyTensor>);
 
-/// What graphs of layers of linear attention are captured for: what a step without graphs learns from the tensors of its
-/// first layer. For [`GraphLimits::linear`](crate::GraphLimits::linear).
+/// What graphs of layers of linear attention are captured for: what a step without graphs learns from the tensors of
+/// its first layer. For [`GraphLimits::linear`](crate::GraphLimits::linear).
 #[derive(Clone, Debug)]
 #[must_use = "a description does nothing until it is part of limits"]
 pub struct LinearCapture {

@@ -74,8 +74,8 @@ impl SequenceBlocks {
     ///
     /// # Errors
     /// As for [`SequenceBlocks::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences
-    /// or of tokens, and longer rows; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
-    /// as for [`Stream::synchronize`].
+    /// or of tokens, and longer rows; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another
+    /// device; as for [`Stream::synchronize`].
     pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[usize]>], lengths: &[usize]) -> Result<()> {
         let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
         let (sequences, columns) = (self.seq_lens.len(), self.block_tables.shape().get(1).copied().unwrap_or(0));

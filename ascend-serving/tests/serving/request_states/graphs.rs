@@ -232,7 +232,8 @@ fn replays_that_do_not_go_on_from_their_states_are_refused() {
     }
 }
 
-/// A state that a fork shares goes to another slot before the replay, which writes there; rows of padding reach no state.
+/// A state that a fork shares goes to another slot before the replay, which writes there; rows of padding reach no
+/// state.
 #[test]
 fn replays_leave_the_states_of_others_alone() {
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
