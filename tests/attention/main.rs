@@ -24,6 +24,7 @@ mod merge_rows;
 mod native_sparse;
 mod norm;
 mod numbers;
+mod overwritten_sequences;
 mod prompt_and_incre;
 mod quant_indexer;
 mod quant_sparse;

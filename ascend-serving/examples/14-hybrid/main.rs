@@ -39,7 +39,7 @@ struct Request {
 
 /// A step that is queued layer by layer, or replayed from graphs.
 enum Queued<'s> {
-    Step(Step<'s, bf16>),
+    Step(Box<Step<'s, bf16>>),
     Replayed(AttentionGraphStep<'s, bf16>),
 }
 
@@ -233,7 +233,7 @@ impl<'s> Engine<'s> {
                 self.acts.replayed_steps += 1;
                 Queued::Replayed(graphs.begin(self.stream, metadata)?)
             }
-            None => Queued::Step(self.attention.begin(self.stream, metadata)?),
+            None => Queued::Step(Box::new(self.attention.begin(self.stream, metadata)?)),
         };
         let mut layers = Layers { stream: self.stream, step, tokens: tokens.len(), weights: &self.weights };
         let logits = self.model.forward(&tokens, &mut layers)?;

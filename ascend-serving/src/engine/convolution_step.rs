@@ -80,7 +80,7 @@ impl ConvolutionForm {
 pub(super) struct ConvolutionStep<T: Element> {
     numbers: ConvolutionRows,
     /// What the first layer has prepared for all, and the form of its tensors.
-    calls: Option<(ConvolutionCalls<T>, ConvolutionForm)>,
+    calls: Option<Box<(ConvolutionCalls<T>, ConvolutionForm)>>,
     /// New rows of the requests, in front of the padding.
     rows: usize,
     /// Which layers are convolved.
@@ -121,7 +121,7 @@ impl<T: Element> ConvolutionStep<T> {
             let given = format_args!("x {} in layer {layer} of linear attention", x.desc());
             return Err(rules::STEP_TOKENS.broken(given, format_args!("{tokens} rows")).into());
         }
-        if let Some((_, first)) = &self.calls {
+        if let Some((_, first)) = self.calls.as_deref() {
             form.check_same(*first, layer)?;
         }
         let windows = pool.windows(layer)?.clone().typed::<T>()?;
@@ -135,9 +135,12 @@ impl<T: Element> ConvolutionStep<T> {
         let read = [Some(("x", &**x)), Some(("weight", &**weight)), bias.map(|bias| ("bias", &**bias))];
         apart("the windows of the pool", &windows, read.into_iter().flatten())?;
         let tensors = ConvolutionTensors { x: &rows, weight, bias, windows: &windows };
-        let (calls, _) = match &self.calls {
+        let (calls, _) = &**match &self.calls {
             Some(planned) => planned,
-            None => self.calls.insert((ConvolutionCalls::plan(pool, stream, (&self.numbers, keeps), tensors)?, form)),
+            None => {
+                let calls = ConvolutionCalls::plan(pool, stream, (&self.numbers, keeps), tensors)?;
+                self.calls.insert(Box::new((calls, form)))
+            }
         };
         let y = Tensor::empty(stream.device(), x.shape())?;
         let tensors = match calls.own_rows() {

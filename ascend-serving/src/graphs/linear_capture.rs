@@ -10,6 +10,56 @@ pub(super) type ConvolutionWeights = (AnyTensor, Option<AnyTensor>);
 
 /// What graphs of layers of linear attention are captured for: what a step without graphs learns from the tensors of
 /// its first layer. For [`GraphLimits::linear`](crate::GraphLimits::linear).
+///
+/// ```
+/// use ascend_attention::delta_rule::DeltaTensors;
+/// use ascend_attention::spec::{Cann, Soc};
+/// use ascend_attention::{Machine, Runtime, bf16};
+/// use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, StatePool, StateShape};
+/// use ascend_serving::{
+///     Attention, AttentionShape, Backends, BatchRequest, Causality, GraphLimits, LayerGroup, LinearCapture, StatePolicy,
+/// };
+///
+/// # fn main() -> ascend_serving::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1))?.device(0)?.stream()?;
+/// let device = stream.device();
+/// let cache = PagedKvCache::<bf16>::new(device, 8, 128, CacheShape::new(1, 1, 64), PadPolicy::SkipNegative)?;
+/// let full = AttentionShape::new(1, 1, 64);
+/// let full = LayerGroup::new([1], Causality::Causal, full, cache, Backends::standard(device));
+/// // Layer 0 has states of a head, behind a convolution of queries, keys and values of 16 elements each.
+/// let convolution = Some(Convolution { width: 4, channels: 48, silu: true });
+/// let shape =
+///     StateShape { layers: 1, value_heads: 1, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 0, convolution };
+/// let mut attention = Attention::of_hybrid(2, [full], [0], StatePool::new::<bf16>(&stream, 4, shape)?)?;
+/// let rows = |shape: &[usize]| stream.upload(&vec![bf16::from_f32(0.25); shape.iter().product()], shape);
+/// let weight = rows(&[4, 48])?;
+///
+/// // Decodes of up to 4 requests, one for each slot.
+/// let linear = LinearCapture::new(1).g().convolutions([(weight.clone(), None)]);
+/// let limits = GraphLimits::new([1, 4], 512).linear(linear);
+/// let mut graphs = attention.capture(&stream, Causality::Causal, &limits)?;
+///
+/// let mut sequence = attention.sequence();
+/// let (mixed, wide, beta) = (rows(&[1, 48])?, rows(&[1, 1, 64])?, rows(&[1, 1])?);
+/// let decay = stream.upload(&[-0.1f32], [1, 1])?;
+/// for _ in 0..3 {
+///     attention.grow(&stream, &mut sequence, 1)?;
+///     let mut metadata = attention.metadata(&[BatchRequest::of(&sequence, 1)], StatePolicy::default())?;
+///     let mut step = graphs.begin(&stream, &mut metadata)?;
+///     let convolved = step.convolve(0, (&mixed, &weight))?.narrow(0, 0..1)?;
+///     let part = |from: usize| convolved.narrow(1, from..from + 16)?.contiguous(&stream)?.reshape([1, 1, 16]);
+///     let (query, key, value) = (part(0)?, part(16)?, part(32)?);
+///     let output = step.forward(0, DeltaTensors::new((&query, &key, &value), &beta).g(&decay))?;
+///     assert_eq!(output.shape(), [1, 1, 16]);
+///     step.forward(1, (&wide, &wide, &wide))?;
+///     step.end()?;
+/// }
+/// assert_eq!(attention.computed_tokens(&sequence)?, 3);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a description does nothing until it is part of limits"]
 pub struct LinearCapture {

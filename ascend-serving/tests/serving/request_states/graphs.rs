@@ -189,8 +189,8 @@ fn replays_that_do_not_go_on_from_their_states_are_refused() {
     for mut again in [padded, unpadded] {
         is(graphs.graphs.begin(&stream, &mut again).map(drop), &rules::SEQUENCE_COMPUTED);
     }
-    let mut recomputed = [BatchRequest::of(&sequence, 1).recompute()];
-    let mut recomputed = attention.metadata(&mut recomputed, StatePolicy::default()).unwrap();
+    let recomputed = [BatchRequest::of(&sequence, 1).recompute()];
+    let mut recomputed = attention.metadata(&recomputed, StatePolicy::default()).unwrap();
     is(graphs.graphs.begin(&stream, &mut recomputed).map(drop), &rules::STATE_TOKENS);
 
     // On another stream than the pool's, or after the request was preempted, also where it has as many tokens again.

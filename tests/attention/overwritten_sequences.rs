@@ -1,0 +1,146 @@
+//! Sequences of linear attention that are overwritten: plans and captured launches read the new numbers, and what a plan
+//! refuses is not written.
+
+use ascend_attention::causal_conv::{CausalConv1d, ConvSequence, ConvSequences};
+use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
+use ascend_attention::gather::{GatherPaKvCache, SequenceBlocks};
+use ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule;
+use ascend_attention::spec::Cann;
+use ascend_attention::{Graph, Stream, Tensor, bf16};
+
+use crate::harness;
+
+fn rising(stream: &Stream, shape: &[usize]) -> Tensor<bf16> {
+    let count = shape.iter().product::<usize>();
+    let numbers: Vec<bf16> = (0..count).map(|at| bf16::from_f32((at * 7 % 31) as f32 / 32.0)).collect();
+    stream.upload(&numbers, shape).unwrap()
+}
+
+fn refused<R>(outcome: ascend_attention::Result<R>, words: &str) {
+    let text = outcome.map(drop).unwrap_err().to_string();
+    assert!(text.contains(words), "{text}");
+}
+
+#[test]
+fn slots_of_states_are_overwritten_and_what_a_plan_refuses_is_not() {
+    let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
+    let (key, value, beta) = (rising(&stream, &[4, 1, 8]), rising(&stream, &[4, 2, 4]), rising(&stream, &[4, 2]));
+    let tensors = DeltaTensors::new((&key, &key, &value), &beta);
+    let pool = || DeltaStates::zeroed::<bf16>(stream.device(), 6, 2, 4, 8).unwrap();
+    let rule = RecurrentGatedDeltaRule::new(0.5);
+    let sequences = DeltaSequences::without_tokens(&stream, 3, 4).unwrap();
+    let states = pool();
+    let plan = rule.plan(&sequences, (tensors, &states)).unwrap();
+    let mut out = stream.upload(&[bf16::NAN; 4 * 8], [4, 2, 4]).unwrap();
+    let record = |capture: &ascend_attention::graph::Capturing<'_>, (): &()| {
+        plan.launch_into(capture, (tensors, &states), &mut out.clone())
+    };
+    let (mut graph, ()) = Graph::capture(stream.device(), (), record).unwrap();
+    let mut replay = || {
+        let update = graph.update();
+        graph.launch(&stream, update).unwrap();
+        out.download(&stream).unwrap()
+    };
+    // No sequence has a token: nothing is written, nor any state.
+    assert!(replay().iter().all(|number| number.is_nan()));
+    let bits = |states: &DeltaStates| states.tensor().download_bytes(&stream).unwrap();
+    assert!(bits(&states).iter().all(|byte| *byte == 0));
+
+    // Two steps of other lengths, as plans of their own compute them; a sequence without tokens is left out.
+    let fresh = pool();
+    for rows in [vec![vec![5], vec![1, 2], vec![]], vec![vec![5, 0], vec![], vec![2]]] {
+        sequences.overwrite(&stream, &rows).unwrap();
+        let replayed = replay();
+        let tokens = 3;
+        let cut = |tensor: &Tensor<bf16>| tensor.narrow(0, 0..tokens).unwrap();
+        let [key, value, beta] = [&key, &value, &beta].map(cut);
+        let inputs = (DeltaTensors::new((&key, &key, &value), &beta), &fresh);
+        let own = DeltaSequences::of_slots(&stream, &rows).unwrap();
+        let want = rule.plan(&own, inputs).unwrap().launch(&stream, inputs).unwrap();
+        assert_eq!(replayed[..tokens * 8], want.download(&stream).unwrap());
+        assert!(replayed[tokens * 8..].iter().all(|number| number.is_nan()));
+        assert_eq!(bits(&states), bits(&fresh));
+    }
+    let held = sequences.slots().unwrap().download(&stream).unwrap();
+    refused(sequences.overwrite(&stream, &[vec![6], vec![], vec![]]), "slot 6 of token 0");
+    refused(sequences.overwrite(&stream, &[vec![1], vec![1], vec![]]), "recurrent_delta.shared_slot");
+    refused(sequences.overwrite(&stream, &[vec![1], vec![]]), "2 rows");
+    refused(sequences.overwrite(&stream, &[vec![1, 2, 3], vec![4, 5], vec![]]), "5 slots");
+    refused(sequences.overwrite(&stream, &[vec![usize::MAX], vec![], vec![]]), "INT32");
+    assert_eq!(sequences.slots().unwrap().download(&stream).unwrap(), held);
+    // Those with counts have tensors of their own, and stay.
+    let of_slots = DeltaSequences::of_slots(&stream, &[[0, 1], [2, 3]]).unwrap();
+    let counted = of_slots.clone().accepted(&stream, &[2, 1]).unwrap();
+    of_slots.overwrite(&stream, &[vec![4], vec![]]).unwrap();
+    assert_eq!(counted.slots().unwrap().download(&stream).unwrap(), [0, 1, 2, 3]);
+    refused(counted.overwrite(&stream, &[vec![4], vec![]]), "accepted counts");
+    let lengths = DeltaSequences::of_lengths(&stream, &[1, 1]).unwrap();
+    refused(lengths.overwrite(&stream, &[vec![4], vec![]]), "lengths alone");
+    refused(DeltaSequences::without_tokens(&stream, 0, 1), "at least one");
+    refused(DeltaSequences::without_tokens(&stream, 1, usize::MAX), "capture smaller steps");
+}
+
+#[test]
+fn sequences_of_a_convolution_are_overwritten_and_rows_of_padding_left_out() {
+    let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
+    let (x, weight, pool) = (rising(&stream, &[5, 16]), rising(&stream, &[4, 16]), rising(&stream, &[3, 3, 16]));
+    let padding = |rows| ConvSequence { rows, line: None, continues: true };
+    let of = |rows, line| ConvSequence { rows, line: Some(line), continues: true };
+    let sequences = ConvSequences::new(&stream, &[padding(0), padding(0), padding(5)]).unwrap();
+    let inputs = (&x, &weight, &pool);
+    let plan = CausalConv1d::new().silu().plan(&sequences, inputs).unwrap();
+    let y = stream.upload(&[bf16::NAN; 5 * 16], [5, 16]).unwrap();
+    let record =
+        |capture: &ascend_attention::graph::Capturing<'_>, (): &()| plan.launch_into(capture, inputs, &mut y.clone());
+    let (mut graph, ()) = Graph::capture(stream.device(), (), record).unwrap();
+    let mut replay = || {
+        let update = graph.update();
+        graph.launch(&stream, update).unwrap();
+        y.download(&stream).unwrap()
+    };
+    let before = pool.download(&stream).unwrap();
+    assert!(replay().iter().all(|number| number.is_nan()));
+    assert_eq!(pool.download(&stream).unwrap(), before);
+
+    let fresh = rising(&stream, &[3, 3, 16]);
+    for given in [[of(1, 2), of(2, 0), padding(2)], [of(3, 2), padding(0), padding(2)]] {
+        sequences.overwrite(&stream, &given).unwrap();
+        let replayed = replay();
+        let own: Vec<_> = given.into_iter().filter(|sequence| sequence.line.is_some()).collect();
+        let rows = x.narrow(0, 0..3).unwrap();
+        let inputs = (&rows, &weight, &fresh);
+        let own = ConvSequences::new(&stream, &own).unwrap();
+        let want = CausalConv1d::new().silu().plan(&own, inputs).unwrap().launch(&stream, inputs).unwrap();
+        assert_eq!(replayed[..48], want.download(&stream).unwrap());
+        assert!(replayed[48..].iter().all(|number| number.is_nan()));
+        assert_eq!(pool.download(&stream).unwrap(), fresh.download(&stream).unwrap());
+    }
+    refused(sequences.overwrite(&stream, &[of(1, 3), of(4, 0), padding(0)]), "line 3 of sequence 0");
+    refused(sequences.overwrite(&stream, &[of(1, 0), of(4, 0), padding(0)]), "causal_conv.shared_line");
+    refused(sequences.overwrite(&stream, &[of(1, 0), of(1, 1), padding(0)]), "causal_conv.contents");
+    refused(sequences.overwrite(&stream, &[of(5, 0)]), "1 in place of 3");
+    let counted = ConvSequences::new(&stream, &[of(1, 0)]).unwrap().accepted(&stream, &[1]).unwrap();
+    refused(counted.overwrite(&stream, &[of(1, 1)]), "accepted counts");
+}
+
+#[test]
+fn blocks_of_sequences_are_overwritten() {
+    let stream = harness::stream();
+    let cache = rising(&stream, &[4, 2, 1, 16]);
+    let sequences = SequenceBlocks::new(&stream, &[vec![0, 1], vec![2]], &[3, 1], 4, 2).unwrap();
+    let gather = GatherPaKvCache::new().plan(&sequences, (&cache, &cache)).unwrap();
+    let (rows, lengths) = ([vec![3], vec![0, 2]], [1, 3]);
+    sequences.overwrite(&stream, &rows, &lengths).unwrap();
+    let fresh = SequenceBlocks::new(&stream, &rows, &lengths, 4, 2).unwrap();
+    let fresh = GatherPaKvCache::new().plan(&fresh, (&cache, &cache)).unwrap();
+    let gathered = |plan: &ascend_attention::gather::GatherPlan| {
+        plan.launch(&stream, (&cache, &cache)).unwrap().0.download(&stream).unwrap()
+    };
+    assert_eq!(gathered(&gather), gathered(&fresh));
+    refused(sequences.overwrite(&stream, &[vec![4], vec![0, 2]], &[1, 3]), "gather.block");
+    refused(sequences.overwrite(&stream, &[vec![3], vec![0]], &[1, 3]), "gather.block");
+    refused(sequences.overwrite(&stream, &[vec![3], vec![0]], &[1, 1]), "2 tokens");
+    refused(sequences.overwrite(&stream, &[vec![3]], &[4]), "1 rows");
+    refused(sequences.overwrite(&stream, &[vec![3, 2, 1], vec![]], &[4, 0]), "at most 2");
+    assert_eq!(gathered(&gather), gathered(&fresh));
+}
