@@ -40,7 +40,7 @@ struct Request {
 /// A step that is queued layer by layer, or replayed from graphs.
 enum Queued<'s> {
     Step(Box<Step<'s, bf16>>),
-    Replayed(AttentionGraphStep<'s, bf16>),
+    Replayed(Box<AttentionGraphStep<'s, bf16>>),
 }
 
 /// The layers of a step.
@@ -231,7 +231,7 @@ impl<'s> Engine<'s> {
         let step = match self.graphs.as_mut().filter(|graphs| graphs.serves(metadata)) {
             Some(graphs) => {
                 self.acts.replayed_steps += 1;
-                Queued::Replayed(graphs.begin(self.stream, metadata)?)
+                Queued::Replayed(Box::new(graphs.begin(self.stream, metadata)?))
             }
             None => Queued::Step(Box::new(self.attention.begin(self.stream, metadata)?)),
         };
