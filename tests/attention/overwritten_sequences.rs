@@ -31,7 +31,7 @@ fn slots_of_states_are_overwritten_and_what_a_plan_refuses_is_not() {
     let sequences = DeltaSequences::without_tokens(&stream, 3, 4).unwrap();
     let states = pool();
     let plan = rule.plan(&sequences, (tensors, &states)).unwrap();
-    let mut out = stream.upload(&[bf16::NAN; 4 * 8], [4, 2, 4]).unwrap();
+    let out = stream.upload(&[bf16::NAN; 4 * 8], [4, 2, 4]).unwrap();
     let record = |capture: &ascend_attention::graph::Capturing<'_>, (): &()| {
         plan.launch_into(capture, (tensors, &states), &mut out.clone())
     };
