@@ -61,6 +61,7 @@ impl CaptureEstimate {
         if self.streams() <= streams {
             return Ok(());
         }
+        let each = self.varying.div_ceil(self.graphs.max(1));
         Err(Violation::new(
             &rules::GRAPH_STREAMS,
             format_args!(
@@ -69,7 +70,7 @@ impl CaptureEstimate {
                 self.graphs,
                 self.varying
             ),
-            format_args!("at most {streams}"),
+            format_args!("at most {streams}, enough for {} graphs", Self::most_graphs(each, streams)),
             "capture fewer sizes, and pad batches further",
         ))
     }
