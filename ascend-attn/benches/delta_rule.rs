@@ -97,7 +97,7 @@ fn decode(stream: &Stream, pairs: usize) -> Result<()> {
     for _ in 0..=pairs {
         measured.push([
             1e3 * seconds(stream, || plan.launch(stream, inputs).map(drop))?,
-            1e3 * seconds(stream, || {
+            1e3 * seconds(stream, || -> Result<()> {
                 let states = to.par_chunks_mut(DIM * DIM).zip(from.par_chunks(DIM * DIM));
                 states.for_each(|(to, from)| to.copy_from_slice(from));
                 Ok(())

@@ -1,14 +1,15 @@
 //! Two quantities measured in turns, so that a machine whose speed changes tells the same.
 
+use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ascend_attention::{Element, Result, Stream, Tensor};
+use ascend_attention::{Element, Error, Result, Stream, Tensor};
 
 const PAIRS: usize = 15;
 
 /// Runs a bench with its number of pairs, which is 1 where it is run as a test.
-pub(crate) fn main(run: impl FnOnce(usize) -> Result<()>) -> ExitCode {
+pub(crate) fn main<E: Display>(run: impl FnOnce(usize) -> Result<(), E>) -> ExitCode {
     let is_bench = std::env::args().any(|argument| argument == "--bench");
     match run(if is_bench { PAIRS } else { 1 }) {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,7 +31,7 @@ pub(crate) fn numbers<T: Element>(stream: &Stream, shape: &[usize], make: impl F
 }
 
 /// The seconds that a call takes until the stream has computed it.
-pub(crate) fn seconds(stream: &Stream, call: impl FnOnce() -> Result<()>) -> Result<f64> {
+pub(crate) fn seconds<E: From<Error>>(stream: &Stream, call: impl FnOnce() -> Result<(), E>) -> Result<f64, E> {
     let start = Instant::now();
     call()?;
     stream.synchronize()?;

@@ -2,6 +2,7 @@
 
 use super::call::Call;
 use super::listener::Listener;
+use super::payload::Payload;
 use crate::fault::Fault;
 use crate::lock::{Lock, Signal};
 use crate::status::COLLECTIVE_FAILED;
@@ -28,9 +29,6 @@ pub(super) const GONE: [&str; 3] =
 pub(super) const DESTROYED: usize = 0;
 pub(super) const RESET: usize = 1;
 pub(super) const ENDED: usize = 2;
-
-/// What one rank hands to another: bytes, shared by those who get the same.
-pub(super) type Payload = Arc<[u8]>;
 
 /// A call that has come, with its payloads in the order of [`Call::sends`].
 #[derive(Clone, Debug)]

@@ -1,7 +1,8 @@
 //! One rank's part in a communicator, wherever that is.
 
 use super::call::Call;
-use super::communicator::{Arrival, Communicator, DESTROYED, GONE, Payload, RESET};
+use super::communicator::{Arrival, Communicator, DESTROYED, GONE, RESET};
+use super::payload::Payload;
 use super::remote::Remote;
 use super::settings::Settings;
 use super::split::SplitRequest;

@@ -19,6 +19,7 @@ mod hub;
 mod join;
 mod listener;
 mod member;
+mod payload;
 mod peer;
 mod reduce;
 mod remote;

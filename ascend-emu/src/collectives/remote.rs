@@ -1,8 +1,9 @@
 //! A rank of a communicator that is in another process.
 
 use super::call_message::message_of;
-use super::communicator::{Arrival, Interrupt, POLL, Payload};
+use super::communicator::{Arrival, Interrupt, POLL};
 use super::listener::{ANSWERING, check_path, connect, sweep};
+use super::payload::Payload;
 use super::settings::Settings;
 use super::split::SplitRequest;
 use super::wire::{Message, Socket, Verb};

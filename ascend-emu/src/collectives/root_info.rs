@@ -15,7 +15,6 @@ use crate::status::{HCCL_NOT_SUPPORTED, HCCL_PARA, Outcome, failure, warn};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of root information.
@@ -83,7 +82,7 @@ pub(crate) fn join(name: &str, (size, rank): (u32, u32), info: &[u8], device: i3
             process::id()
         ));
     } else {
-        let host = Host { path: OsStr::from_bytes(path).into(), pid, token: Arc::from(random) };
+        let host = Host { path: OsStr::from_bytes(path).into(), pid, token: random[..].into() };
         Group::Remote(Remote::join(name, host, (size, rank), device, &settings)?)
     };
     Ok(COMMUNICATORS.insert(Member::new(group, rank as usize, device)))

@@ -1,8 +1,9 @@
 //! A call on the thread of its stream: what is sent is copied, the ranks meet, what comes is written.
 
 use super::call::{Call, Segment};
-use super::communicator::{Arrival, Communicator, Interrupt, Payload};
+use super::communicator::{Arrival, Communicator, Interrupt};
 use super::member::MemberCall;
+use super::payload::{Payload, copied};
 use super::reduce::reduce;
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
@@ -45,7 +46,7 @@ impl Communicator {
             return Ok(received);
         };
         let mut payloads = received.iter();
-        let mut sum: Vec<u8> = payloads.next().map(|first| first.to_vec()).unwrap_or_default();
+        let mut sum: Vec<u8> = payloads.next().map(|first| copied(first)).unwrap_or_default();
         payloads.for_each(|payload| reduce(call.dtype, reduction, &mut sum, payload));
         Ok(vec![sum.into()])
     }
@@ -86,8 +87,8 @@ impl Call {
         for &segment in &self.sends {
             let same = before.is_some_and(|b| (b.address, b.bytes) == (segment.address, segment.bytes));
             let payload = match payloads.last().filter(|_| same) {
-                Some(last) => Arc::clone(last),
-                None if segment.bytes == 0 => Arc::from([]),
+                Some(last) => last.clone(),
+                None if segment.bytes == 0 => Vec::new().into(),
                 // SAFETY: the range is valid (the caller's promise) and locked, so no other thread writes it.
                 None => unsafe { slice::from_raw_parts(memory.host(segment.address), segment.bytes) }.into(),
             };
@@ -105,7 +106,7 @@ impl Call {
             sender.payloads.get(at).cloned()
         };
         // The ranks have compared their counts, so that each segment has its payload.
-        self.receives.iter().map(|segment| own(segment).unwrap_or_else(|| Arc::from([]))).collect()
+        self.receives.iter().map(|segment| own(segment).unwrap_or_else(|| Vec::new().into())).collect()
     }
 }
 

@@ -4,12 +4,11 @@
 //! byte strings, each of these in 8 bytes; then the numbers; then the byte strings, each behind its length. A string
 //! that is the one before has no bytes.
 
-use super::communicator::Payload;
+use super::payload::Payload;
 use super::peer::{Came, Peer};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// What every message begins with; the last byte is the version.
@@ -121,7 +120,7 @@ impl Socket {
         let mut bytes: Vec<u8> = head.iter().chain(numbers).flat_map(|number| number.to_le_bytes()).collect();
         let mut before: Option<&Payload> = None;
         for payload in payloads {
-            let same = before.replace(payload).is_some_and(|before| Arc::ptr_eq(before, payload));
+            let same = before.replace(payload).is_some_and(|before| before.is(payload));
             let len = if same { SAME } else { payload.len() as u64 };
             bytes.extend(len.to_le_bytes());
             if !same {
@@ -238,7 +237,7 @@ impl Socket {
             let mut len = [0; 8];
             reader.read_exact(&mut len)?;
             let payload = match u64::from_le_bytes(len) {
-                SAME => Arc::clone(read.last().ok_or_else(|| garbage("a first string that is the one before"))?),
+                SAME => read.last().cloned().ok_or_else(|| garbage("a first string that is the one before"))?,
                 len => {
                     spend(len)?;
                     reader.read_bytes(len)?.into()
