@@ -3,7 +3,7 @@
 //!
 //! | case | measured | compared with |
 //! |---|---|---|
-//! | prompt | 4096 tokens of 32 heads by ChunkGatedDeltaRule | the same tokens by RecurrentGatedDeltaRule, 8 a call |
+//! | prompt | 4096 tokens of 32 heads by RecurrentGatedDeltaRule, one and 8 a call | the same by ChunkGatedDeltaRule |
 //! | decode | a token of each of 64 requests of 32 heads | a copy of their states |
 //!
 //! Heads have keys and values of 128 elements.
@@ -22,8 +22,8 @@ use rayon::prelude::*;
 const HEADS: usize = 32;
 const DIM: usize = 128;
 const TOKENS: usize = 4096;
-/// Tokens of a call of RecurrentGatedDeltaRule.
-const STEP: usize = 8;
+/// Tokens of a call of RecurrentGatedDeltaRule, and what the case is called.
+const STEPS: [(usize, &str); 2] = [(1, "prompt, token by token"), (8, "prompt, 8 tokens a call")];
 const REQUESTS: usize = 64;
 
 fn main() -> ExitCode {
@@ -59,27 +59,31 @@ impl Tokens {
 }
 
 fn prompt(stream: &Stream, pairs: usize) -> Result<()> {
-    let states = |slots| DeltaStates::zeroed::<bf16>(stream.device(), slots, HEADS, DIM, DIM);
-    let (whole, begin, pool) = (Tokens::new(stream, TOKENS)?, states(1)?, states(STEP)?);
+    let whole = Tokens::new(stream, TOKENS)?;
+    let begin = DeltaStates::zeroed::<bf16>(stream.device(), 1, HEADS, DIM, DIM)?;
     let inputs = (whole.tensors(), &begin);
     let plan = ChunkGatedDeltaRule::new(1.0).plan(&DeltaSequences::of_lengths(stream, &[TOKENS])?, inputs)?;
+    for (tokens, name) in STEPS {
+        let pool = DeltaStates::zeroed::<bf16>(stream.device(), tokens, HEADS, DIM, DIM)?;
+        // Each call goes on from the state behind the last token of the call before.
+        let slots: Vec<usize> = (0..tokens).collect();
+        let sequences = DeltaSequences::of_slots(stream, &[slots])?.accepted(stream, &[tokens])?;
+        let steps = (0..TOKENS).step_by(tokens).map(|first| whole.narrow(first, tokens));
+        let steps: Vec<Tokens> = steps.collect::<Result<_>>()?;
+        let of_step = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, (steps[0].tensors(), &pool))?;
 
-    // Each call goes on from the state behind the last token of the call before.
-    let slots: Vec<usize> = (0..STEP).collect();
-    let sequences = DeltaSequences::of_slots(stream, &[slots])?.accepted(stream, &[STEP])?;
-    let steps: Vec<Tokens> = (0..TOKENS).step_by(STEP).map(|first| whole.narrow(first, STEP)).collect::<Result<_>>()?;
-    let of_step = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, (steps[0].tensors(), &pool))?;
-
-    let mut measured = Vec::new();
-    for _ in 0..=pairs {
-        let recurrence = || steps.iter().try_for_each(|step| of_step.launch(stream, (step.tensors(), &pool)).map(drop));
-        measured.push([
-            1e3 * seconds(stream, recurrence)?,
-            1e3 * seconds(stream, || plan.launch(stream, inputs).map(drop))?,
-        ]);
+        let mut measured = Vec::new();
+        for _ in 0..=pairs {
+            let recurrence =
+                || steps.iter().try_for_each(|step| of_step.launch(stream, (step.tensors(), &pool)).map(drop));
+            measured.push([
+                1e3 * seconds(stream, recurrence)?,
+                1e3 * seconds(stream, || plan.launch(stream, inputs).map(drop))?,
+            ]);
+        }
+        // The first pair touches all memory.
+        report(name, ["ms of the recurrence", "ms in chunks"], &measured[1..]);
     }
-    // The first pair touches all memory.
-    report("prompt", ["ms token by token", "ms in chunks"], &measured[1..]);
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The gated delta rule in chunks of 64 tokens (Yang, Kautz and Hatamizadeh 2024; Yang, Wang, Zhang, Shen and Kim
+//! The gated delta rule in chunks of tokens (Yang, Kautz and Hatamizadeh 2024; Yang, Wang, Zhang, Shen and Kim
 //! 2024), as the operator ChunkGatedDeltaRule computes it, in single precision.
 //!
 //! Within a chunk, which begins with the state `S`, token `t` has keys, queries and values `k`, `q` and `v`. Let
@@ -30,8 +30,8 @@ use ascend_spec::ops::delta_rule::{DeltaRuleProblem, Run};
 use std::array::from_fn;
 use std::ops::Range;
 
-/// Tokens of a chunk.
-const CHUNK: usize = 64;
+/// Tokens of a chunk: the products within it grow with its length, and the passes over the state with their number.
+const CHUNK: usize = 32;
 
 /// Vectors of a row of products with the keys of a chunk.
 const GROUPS: usize = CHUNK / WIDTH;

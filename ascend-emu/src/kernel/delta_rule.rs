@@ -142,7 +142,7 @@ impl Tensor {
         let whole = self.whole(count);
         let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
         for (block, values) in values[..whole].iter().enumerate() {
-            let bits = halves(simd, simd.load(values));
+            let bits = simd.narrow_bf16(simd.load(values));
             // SAFETY: the caller's promise, for each element. No alignment is assumed.
             unsafe { first.wrapping_add(block).write_unaligned(bits) };
         }
@@ -150,7 +150,8 @@ impl Tensor {
         unsafe { self.write_rest(place, values, whole * WIDTH..count) };
     }
 
-    /// Decays a row of a state, corrects it by a token and writes it, in one pass.
+    /// Decays a row of a state, corrects it by a token and writes it, in one pass. Behind the last token `state` need
+    /// not have the row.
     ///
     /// # Safety
     ///
@@ -162,18 +163,21 @@ impl Tensor {
         place: [usize; 4],
         count: usize,
         state: &mut [Vector],
-        Correction { decays, keys, correction }: Correction<'_>,
+        Correction { decays, keys, correction, last }: Correction<'_>,
     ) {
         let whole = self.whole(count);
+        let kept = !last || whole * WIDTH < count;
         let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
         let factor = simd.splat(correction);
         for (block, ((state, decay), key)) in state.iter_mut().zip(decays).zip(keys).enumerate() {
             let decayed = simd.multiply(simd.load(state), simd.load(decay));
             let corrected = simd.mul_add(factor, simd.load(key), decayed);
-            simd.store(corrected, state);
+            if kept {
+                simd.store(corrected, state);
+            }
             if block < whole {
                 // SAFETY: the caller's promise, for each element. No alignment is assumed.
-                unsafe { first.wrapping_add(block).write_unaligned(halves(simd, corrected)) };
+                unsafe { first.wrapping_add(block).write_unaligned(simd.narrow_bf16(corrected)) };
             }
         }
         // SAFETY: the caller's promise.
@@ -349,7 +353,7 @@ impl Kernel for Head<'_> {
                         buffers.begin.prefetch_row(CacheLevel::L1, place, dim);
                     }
                     let place = [slot, head, first + row, 0];
-                    let correction = Correction { decays, keys, correction };
+                    let correction = Correction { decays, keys, correction, last: at + 1 == run.tokens };
                     // SAFETY: the promise of `run`, by which the slot is one of the pool, and this task's alone.
                     unsafe { buffers.end.write_corrected(simd, place, dim, state, correction) };
                 }
@@ -430,12 +434,6 @@ struct Correction<'a> {
     decays: &'a [Vector],
     keys: &'a [Vector],
     correction: f32,
-}
-
-/// The bits of a vector in BF16, rounded to the nearest, ties to even.
-#[inline(always)]
-fn halves<S: Simd>(simd: S, register: S::Register) -> [u16; WIDTH] {
-    let mut rounded = [0.0; WIDTH];
-    simd.store(simd.round_bf16(register), &mut rounded);
-    rounded.map(|value: f32| (value.to_bits() >> 16) as u16)
+    /// Whether no token of the call comes behind.
+    last: bool,
 }

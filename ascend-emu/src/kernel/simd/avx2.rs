@@ -1,14 +1,15 @@
 //! AVX2 with fused multiply-add and conversion of half precision.
 
-use super::{Kernel, Shape, Simd, Vector, WIDTH};
+use super::{Kernel, QUIET_BF16, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
     __m128i, __m256, __m256i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_ps, _mm256_add_epi32, _mm256_add_ps,
     _mm256_and_si256, _mm256_blendv_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_castps_si256,
     _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cvtepi8_epi32,
     _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_extractf128_ps,
-    _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_permute2f128_ps, _mm256_set1_epi16,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_ps,
-    _mm256_unpackhi_pd, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpacklo_ps,
+    _mm256_fmadd_ps, _mm256_hadd_ps, _mm256_max_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_packus_epi32,
+    _mm256_permute2f128_ps, _mm256_permute4x64_epi64, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setr_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_ps, _mm256_unpackhi_pd, _mm256_unpackhi_ps,
+    _mm256_unpacklo_pd, _mm256_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -57,6 +58,21 @@ unsafe fn round_bf16(value: __m256) -> __m256 {
         let up: __m256i = _mm256_and_si256(up, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
         let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(value, value);
         _mm256_blendv_ps(_mm256_castsi256_ps(up), value, nan)
+    }
+}
+
+/// The upper halves of eight numbers, of which a NaN stays one by its quiet bit.
+///
+/// # Safety
+///
+/// The processor has AVX2.
+#[inline(always)]
+unsafe fn upper_halves(value: __m256) -> __m256i {
+    // SAFETY: the caller keeps this contract.
+    unsafe {
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+        let quiet = _mm256_and_si256(nan, _mm256_set1_epi32(i32::from(QUIET_BF16)));
+        _mm256_or_si256(_mm256_srli_epi32::<16>(_mm256_castps_si256(value)), quiet)
     }
 }
 
@@ -276,6 +292,17 @@ impl Simd for Avx2 {
     fn round_bf16(self, [low, high]: Self::Register) -> Self::Register {
         // SAFETY: `self` exists, so the processor has AVX2.
         unsafe { [round_bf16(low), round_bf16(high)] }
+    }
+
+    #[inline(always)]
+    fn narrow_bf16(self, register: Self::Register) -> [u16; WIDTH] {
+        let [low, high] = self.round_bf16(register);
+        // SAFETY: `self` exists, so the processor has AVX2; the transmuted types are 32 bytes of plain bits.
+        unsafe {
+            // Both registers are packed by their halves, which the permutation puts in order.
+            let packed = _mm256_packus_epi32(upper_halves(low), upper_halves(high));
+            transmute::<__m256i, [u16; WIDTH]>(_mm256_permute4x64_epi64::<0b11_01_10_00>(packed))
+        }
     }
 
     #[inline(always)]

@@ -1,14 +1,15 @@
 //! AVX-512.
 
-use super::{Kernel, Shape, Simd, Vector, WIDTH};
+use super::{Kernel, QUIET_BF16, Shape, Simd, Vector, WIDTH};
 use core::arch::x86_64::{
     __m128, __m128i, __m256, __m256i, __m512, _CMP_UNORD_Q, _MM_FROUND_CUR_DIRECTION, _MM_FROUND_TO_NEAREST_INT,
     _mm_add_ps, _mm256_add_ps, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_hadd_ps, _mm512_add_epi32,
     _mm512_add_ps, _mm512_and_si512, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256,
-    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvt_roundph_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps,
-    _mm512_cvtepu16_epi32, _mm512_cvtps_ph, _mm512_extractf32x8_ps, _mm512_fmadd_ps, _mm512_mask_blend_ps,
-    _mm512_max_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
-    _mm512_srli_epi32, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvt_roundph_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi16,
+    _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32, _mm512_cvtps_ph, _mm512_extractf32x8_ps, _mm512_fmadd_ps,
+    _mm512_mask_blend_ps, _mm512_mask_or_epi32, _mm512_max_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
+    _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -265,6 +266,18 @@ impl Simd for Avx512 {
             let up = _mm512_and_si512(up, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
             let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
             _mm512_mask_blend_ps(nan, _mm512_castsi512_ps(up), value)
+        }
+    }
+
+    #[inline(always)]
+    fn narrow_bf16(self, value: __m512) -> [u16; WIDTH] {
+        let rounded = self.round_bf16(value);
+        // SAFETY: `self` exists, so the processor has AVX-512; the transmuted types are 32 bytes of plain bits.
+        unsafe {
+            let bits = _mm512_srli_epi32::<16>(_mm512_castps_si512(rounded));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
+            let bits = _mm512_mask_or_epi32(bits, nan, bits, _mm512_set1_epi32(i32::from(QUIET_BF16)));
+            transmute::<__m256i, [u16; WIDTH]>(_mm512_cvtepi32_epi16(bits))
         }
     }
 

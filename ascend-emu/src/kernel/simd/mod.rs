@@ -27,6 +27,9 @@ use std::sync::OnceLock;
 /// Number of floats in a [`Vector`]: one AVX-512 register, two AVX registers, four NEON registers.
 pub(super) const WIDTH: usize = 16;
 
+/// The highest bit of the mantissa in brain floating point, which makes a NaN a quiet one.
+const QUIET_BF16: u16 = 0x40;
+
 /// A vector of floats, the unit of the kernels and of their buffers.
 pub(super) type Vector = [f32; WIDTH];
 
@@ -144,6 +147,18 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
 
     /// The nearest value that brain floating point holds, ties to even.
     fn round_bf16(self, register: Self::Register) -> Self::Register;
+
+    /// Single precision to brain floating point, to the nearest, ties to even.
+    #[inline(always)]
+    fn narrow_bf16(self, register: Self::Register) -> [u16; WIDTH] {
+        let mut values = [0.0; WIDTH];
+        self.store(self.round_bf16(register), &mut values);
+        values.map(|value: f32| {
+            // The quiet bit keeps a NaN a NaN without its lower half.
+            let quiet = if value.is_nan() { QUIET_BF16 } else { 0 };
+            (value.to_bits() >> 16) as u16 | quiet
+        })
+    }
 
     /// Integers to single precision, exact.
     fn widen_i8(self, values: &[i8; WIDTH]) -> Self::Register;
@@ -274,7 +289,7 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::f16;
+    use half::{bf16, f16};
 
     #[derive(Clone, Copy)]
     struct Widen([u16; WIDTH]);
@@ -290,15 +305,17 @@ mod tests {
         }
     }
 
+    /// Sixteen numbers in half precision and in brain floating point.
     #[derive(Clone, Copy)]
     struct Narrow(Vector);
 
     impl Kernel for Narrow {
-        type Output = [u16; WIDTH];
+        type Output = [[u16; WIDTH]; 2];
 
         #[inline(always)]
-        fn run<S: Simd>(self, simd: S) -> [u16; WIDTH] {
-            simd.narrow_f16(simd.load(&self.0))
+        fn run<S: Simd>(self, simd: S) -> [[u16; WIDTH]; 2] {
+            let register = simd.load(&self.0);
+            [simd.narrow_f16(register), simd.narrow_bf16(register)]
         }
     }
 
@@ -341,23 +358,31 @@ mod tests {
 
     #[test]
     fn singles_narrow_to_nearest_even() {
-        // Around every half, and around the middle between it and the next one.
+        // Around every half of both kinds, and around the middle between it and the next one.
         let mut values = Vec::new();
-        for bits in 0..=u16::MAX {
-            let lower = f16::from_bits(bits).to_f32();
-            let next = f16::from_bits(bits.wrapping_add(1)).to_f32();
-            let middle = ((f64::from(lower) + f64::from(next)) / 2.0) as f32;
-            values.extend([lower, lower.next_up(), middle.next_down(), middle, middle.next_up()]);
+        for widen in [|bits| f16::from_bits(bits).to_f32(), |bits| bf16::from_bits(bits).to_f32()] {
+            for bits in 0..=u16::MAX {
+                let (lower, next) = (widen(bits), widen(bits.wrapping_add(1)));
+                let middle = ((f64::from(lower) + f64::from(next)) / 2.0) as f32;
+                values.extend([lower, lower.next_up(), middle.next_down(), middle, middle.next_up()]);
+            }
         }
         values.extend([65519.996, 65520.0, 1e30, f32::MAX, f32::MIN_POSITIVE, 1e-45, -1e-45]);
+        values.extend([f32::from_bits(0x7f80_0001), f32::from_bits(0xff80_0001)]);
         values.resize(values.len().next_multiple_of(WIDTH), 0.0);
         for values in values.as_chunks::<WIDTH>().0 {
             for level in Level::all() {
-                for (&value, got) in values.iter().zip(level.run(Narrow(*values))) {
-                    let (got, want) = (f16::from_bits(got), f16::from_f32(value));
+                let [halves, brains] = level.run(Narrow(*values));
+                for (&value, (half, brain)) in values.iter().zip(halves.into_iter().zip(brains)) {
+                    let (half, wanted) = (f16::from_bits(half), f16::from_f32(value));
                     assert!(
-                        got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
-                        "{value}: {got} is not {want} under {level:?}"
+                        half.to_bits() == wanted.to_bits() || half.is_nan() && wanted.is_nan(),
+                        "{value}: {half} is not {wanted} under {level:?}"
+                    );
+                    let (brain, wanted) = (bf16::from_bits(brain), bf16::from_f32(value));
+                    assert!(
+                        brain.to_bits() == wanted.to_bits() || brain.is_nan() && wanted.is_nan(),
+                        "{value}: {brain} is not {wanted} under {level:?}"
                     );
                 }
             }

@@ -56,14 +56,7 @@ impl Element for bf16 {
 
     #[inline(always)]
     fn narrow<S: Simd>(simd: S, register: S::Register) -> [Self; WIDTH] {
-        let mut values = [0.0; WIDTH];
-        simd.store(simd.round_bf16(register), &mut values);
-        values.map(|value| {
-            let bits = value.to_bits() >> 16;
-            // The quiet bit keeps a NaN a NaN without its lower half.
-            let quiet = if value.is_nan() { 0x40 } else { 0 };
-            bf16::from_bits((bits | quiet) as u16)
-        })
+        simd.narrow_bf16(register).map(bf16::from_bits)
     }
 }
 
