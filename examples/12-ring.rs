@@ -5,7 +5,7 @@
 //! cargo run --release --example 12-ring
 //! ```
 
-use ascend_attention::flash::{FlashAttention, FlashMask, InputLayout};
+use ascend_attention::flash::{CutBatch, FlashAttention, FlashMask, InputLayout};
 use ascend_attention::prelude::*;
 use ascend_attention::ring::RingUpdate;
 
@@ -46,36 +46,42 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let first = |tensor: &Tensor<f32>| tensor.narrow(0, 0..ROWS);
     let second = |tensor: &Tensor<f32>| tensor.narrow(0, ROWS..2 * ROWS);
 
-    // Rank 0: sequence 0, and the beginning of sequence 1, which goes on elsewhere (sparse mode 7). No later key is
-    // visible.
+    // Which rows and keys of sequence 1 are on which rank, and the mask of each call (sparse modes 7 and 8).
+    let cut = CutBatch::new(&ends, &ends, ROWS, SparseMode::RightDownCausal).ok_or("the cut leaves a rank empty")?;
+    let keys = cut.rows_before();
+    let no_call = "one mask does not say what these rows see";
+
+    // Rank 0: sequence 0, and the beginning of sequence 1, which goes on elsewhere. No later key is visible.
     let own = [first(&query)?, first(&key)?, first(&value)?];
+    let side = cut.first(0..keys).ok_or(no_call)?;
     let plan = attention
         .clone()
-        .mask(FlashMask::last_cut(&masks, ROWS as i64, 0)?)
-        .actual_seq_lengths([LENGTHS[0], ROWS])
-        .actual_seq_lengths_kv([LENGTHS[0], ROWS])
+        .mask(FlashMask::cut(&masks, &side)?)
+        .actual_seq_lengths(side.q_ends())
+        .actual_seq_lengths_kv(side.kv_ends())
         .plan((&own[0], &own[1], &own[2]))?;
     let rank0 = plan.launch(&stream, (&own[0], &own[1], &own[2]))?;
     println!("rank 0: {}", plan.operator());
 
-    // Rank 1: the rest of sequence 1, first with its own keys (sparse mode 8).
+    // Rank 1: the rest of sequence 1, first with its own keys.
     let own = [second(&query)?, second(&key)?, second(&value)?];
+    let side = cut.second(keys..cut.keys()).ok_or(no_call)?;
     let plan = attention
         .clone()
-        .mask(FlashMask::first_cut(&masks, ROWS as i64, 0)?)
-        .actual_seq_lengths([ROWS])
-        .actual_seq_lengths_kv([ROWS])
+        .mask(FlashMask::cut(&masks, &side)?)
+        .actual_seq_lengths(side.q_ends())
+        .actual_seq_lengths_kv(side.kv_ends())
         .plan((&own[0], &own[1], &own[2]))?;
     let near = plan.launch(&stream, (&own[0], &own[1], &own[2]))?;
 
     // Then rank 0 passes on its keys of sequence 1. Every row sees all of them: the band goes beyond the last key.
     let passed = |tensor: &Tensor<f32>| tensor.narrow(0, LENGTHS[0]..ROWS);
     let (key, value) = (passed(&key)?, passed(&value)?);
-    let keys = ROWS - LENGTHS[0];
+    let side = cut.second(0..keys).ok_or(no_call)?;
     let plan = attention
-        .mask(FlashMask::first_cut(&masks, keys as i64, ROWS as i64)?)
-        .actual_seq_lengths([ROWS])
-        .actual_seq_lengths_kv([keys])
+        .mask(FlashMask::cut(&masks, &side)?)
+        .actual_seq_lengths(side.q_ends())
+        .actual_seq_lengths_kv(side.kv_ends())
         .plan((&own[0], &key, &value))?;
     let far = plan.launch(&stream, (&own[0], &key, &value))?;
     let merge = RingUpdate::new().plan(&stream, (&near, &far))?;

@@ -294,6 +294,9 @@ ascend_attention::spec::library_rules! {
         "tokens are taken back to a state that is kept",
         "make the pool with as many drafts as a step of the request has, or go on from a fork that was made behind "
         "these tokens; to begin the request anew, cut its sequence to 0";
+    STATE_SLOTS = "state.slots",
+        "each slot of a pool of states is free or held, and is written by one state alone",
+        "report the calls that were made before: none of this crate leads there";
     STATE_TORN = "state.torn",
         "a step goes on from states that the last one has written in every layer",
         "queue every layer of a step in progress first; where it ended without some, cut the request's sequence to 0 "

@@ -61,7 +61,9 @@ variables! {
     "ASCEND_TOOLKIT_HOME" Library, "a folder", "none",
         "a second folder of a toolkit, looked into behind `ASCEND_HOME_PATH`";
     "ASCEND_OPP_PATH" Library, "a folder", "none",
-        "the folder of operator packages, whose vendors' libraries are looked into first";
+        "the folder of operator packages, whose vendors' libraries are looked into before CANN's own";
+    "ASCEND_CUSTOM_OPP_PATH" Library, "folders between colons, each of one operator package", "none",
+        "operator packages that are looked into before those of `ASCEND_OPP_PATH`, the first before the others; the library is in `op_api/lib` of each";
     "ASCEND_RECORD" Library, "a folder, which is made", "nothing is recorded",
         "where calls that are refused or fail are written as case files; the emulation as a shared library writes each call of FusedInferAttentionScore";
     "ASCEND_EMU_SOC" Emulation, "a chip that the release knows, such as `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`",
@@ -104,12 +106,11 @@ variables! {
 }
 
 /// Variables of CANN, its tools and PyTorch's extension, which these crates ignore.
-const FOREIGN: [&str; 38] = [
+const FOREIGN: [&str; 37] = [
     "ASCEND_AICPU_PATH",
     "ASCEND_ALLOW_LINK",
     "ASCEND_CACHE_PATH",
     "ASCEND_COREDUMP_SIGNAL",
-    "ASCEND_CUSTOM_OPP_PATH",
     "ASCEND_CUSTOM_PATH",
     "ASCEND_DEVICE_ID",
     "ASCEND_DUMP_PATH",
@@ -225,7 +226,7 @@ pub fn misspelt_variables_once() -> Vec<UnknownVariable> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::search::{HOMES, OPP};
+    use crate::search::{CUSTOM_OPP, HOMES, OPP};
 
     fn meant(name: &str) -> Option<&'static str> {
         UnknownVariable::of(name).unwrap().meant
@@ -273,7 +274,7 @@ mod tests {
         names.sort_unstable();
         assert!(names.is_sorted_by(|one, other| one < other), "{names:?}");
         assert!(FOREIGN.is_sorted(), "{FOREIGN:?}");
-        for read in HOMES.into_iter().chain([OPP]) {
+        for read in HOMES.into_iter().chain([OPP, CUSTOM_OPP]) {
             assert!(names.contains(&read), "{read}");
         }
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::{env, error, fs, io};
 
 use crate::library::{CUSTOM, Library};
-use crate::search::{HOMES, OPP, Search};
+use crate::search::{CUSTOM_OPP, HOMES, OPP, Search};
 
 /// The outcome of trying one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +134,7 @@ impl Loaded {
             }
         }
         if !missing.is_empty() {
-            let variables = [HOMES[0], HOMES[1], OPP, "LD_LIBRARY_PATH"];
+            let variables = [HOMES[0], HOMES[1], OPP, CUSTOM_OPP, "LD_LIBRARY_PATH"];
             let value = |name| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
             return Err(LoadError { missing, attempts, variables: variables.map(|name| (name, value(name))).to_vec() });
         }

@@ -11,6 +11,10 @@ use crate::library::{CUSTOM, Library};
 pub(crate) const HOMES: [&str; 2] = ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"];
 /// The variable that names the folder of the operator packages.
 pub(crate) const OPP: &str = "ASCEND_OPP_PATH";
+/// The variable that names folders of single operator packages, between colons, the first of which comes first.
+pub(crate) const CUSTOM_OPP: &str = "ASCEND_CUSTOM_OPP_PATH";
+/// The folder of an operator package that has its library.
+const OP_API: &str = "op_api/lib";
 
 /// Folders that the dynamic loader searches by itself, besides those in its cache and in a program's run path.
 const SYSTEM: [&str; 5] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"];
@@ -58,8 +62,9 @@ impl Search {
         self
     }
 
-    /// Adds `$ASCEND_HOME_PATH/lib64`, `$ASCEND_TOOLKIT_HOME/lib64` and, for operators that users built,
-    /// `$ASCEND_OPP_PATH/vendors/*/op_api/lib`; variables that are not set add nothing.
+    /// Adds `$ASCEND_HOME_PATH/lib64`, `$ASCEND_TOOLKIT_HOME/lib64` and, for operators that users built, `op_api/lib`
+    /// of each folder that `ASCEND_CUSTOM_OPP_PATH` names between colons, then `$ASCEND_OPP_PATH/vendors/*/op_api/lib`;
+    /// variables that are not set add nothing.
     #[must_use]
     pub fn environment(self) -> Self {
         self.environment_from(|name| env::var_os(name))
@@ -70,8 +75,14 @@ impl Search {
         for home in HOMES.iter().filter_map(|name| variable(name)) {
             self = self.folder(Path::new(&home).join("lib64"));
         }
-        if let Some(opp) = variable(OPP) {
-            self.custom.extend(custom_packages(Path::new(&opp)));
+        // A folder that the variable names and that has no library is kept, so that an account of what was tried has it.
+        let named = variable(CUSTOM_OPP).unwrap_or_default();
+        let named = env::split_paths(&named).filter(|package| !package.as_os_str().is_empty());
+        let installed = variable(OPP).map(|opp| custom_packages(Path::new(&opp))).unwrap_or_default();
+        for folder in named.map(|package| package.join(OP_API)).chain(installed) {
+            if !self.custom.contains(&folder) {
+                self.custom.push(folder);
+            }
         }
         self
     }
@@ -125,7 +136,7 @@ fn custom_packages(opp: &Path) -> Vec<PathBuf> {
     };
     let mut folders: Vec<PathBuf> = vendors
         .filter_map(Result::ok)
-        .map(|vendor| vendor.path().join("op_api").join("lib"))
+        .map(|vendor| vendor.path().join(OP_API))
         .filter(|folder| folder.join(CUSTOM).is_file())
         .collect();
     folders.sort();
@@ -173,6 +184,16 @@ mod tests {
         let expected =
             ["alpha", "zeta"].map(|vendor| opp.path().join("vendors").join(vendor).join("op_api/lib").join(CUSTOM));
         assert_eq!(search.candidates(CUSTOM), expected);
+
+        // Folders that are named one by one come first, in their order, and none twice.
+        let named = format!("/zeta:{0}/vendors/zeta/::{0}/vendors/zeta:/empty", opp.path().display());
+        let search = Search::new().environment_from(|name| match name {
+            CUSTOM_OPP => Some(named.clone().into()),
+            _ => (name == OPP).then(|| root.clone()),
+        });
+        let [alpha, zeta] = expected;
+        let library = |package: &str| Path::new(package).join(OP_API).join(CUSTOM);
+        assert_eq!(search.candidates(CUSTOM), [library("/zeta"), zeta, library("/empty"), alpha]);
     }
 
     #[test]

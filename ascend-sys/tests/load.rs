@@ -40,7 +40,7 @@ fn an_empty_folder_is_an_error_that_lists_every_path() {
         let path = folder.path().join(file);
         assert!(text.contains(&format!("{}: no such file", path.display())), "{text}");
     }
-    for variable in ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH"] {
+    for variable in ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ASCEND_CUSTOM_OPP_PATH"] {
         assert!(text.contains(variable), "{text}");
     }
     assert_eq!(error, error.clone());

@@ -109,6 +109,11 @@ mod tests {
         assert_eq!(preset_of("Qwen3-14B"), said("0-11", PresetSource::Guide));
         assert_eq!(preset_of("Qwen3-32B"), said("0-15", PresetSource::Guide));
         assert_eq!(TrianglePreset::of_model("Qwen3-4B"), None);
+        let guide = |count| TriangleLayers::first(count).unwrap().to_string();
+        assert_eq!(guide(TriangleLayers::GUIDE_COUNT_LONG_CONTEXT), "0-15");
+        assert_eq!(TriangleLayers::GUIDE_COUNT_7B.map(guide).collect::<Vec<_>>(), ["0-5", "0-6", "0-7"]);
+        assert_eq!(TriangleMix::GUIDE, TriangleMix::new(4, 32, 64));
+        assert_eq!(TriangleMix::GUIDE_LONG_CONTEXT, TriangleMix::new(8, 64, 128));
     }
 
     #[test]

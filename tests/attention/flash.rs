@@ -1,13 +1,16 @@
 //! Attention of training and the merge of a ring: what is refused before anything is launched, and what comes out.
 
 use ascend_attention::attention::Distance;
-use ascend_attention::flash::{Dropout, FlashAttention, FlashInputs, FlashMask, FlashPlan, InputLayout, PositionBias};
+use ascend_attention::flash::{
+    CutBatch, CutSide, Dropout, FlashAttention, FlashInputs, FlashMask, FlashPlan, InputLayout, PositionBias,
+};
 use ascend_attention::ring::RingUpdate;
 use ascend_attention::rules;
 use ascend_attention::spec::SparseMode;
 use ascend_attention::{CausalOrigin, Error, Mask, Stream, Tensor, f16};
 
 use crate::harness;
+use proptest::prelude::*;
 
 fn violated<T>(result: Result<T, Error>) -> &'static str {
     match result {
@@ -300,6 +303,65 @@ fn packed_sequences_are_attended_to_in_modes_7_and_8() {
             close(&output.softmax.max().download(&stream).unwrap(), &max, &what);
             close(&output.softmax.sum().download(&stream).unwrap(), &sum, &what);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Each card of a batch that is divided in front of any row computes what the definition gives its rows.
+    #[test]
+    fn the_calls_of_two_cards_are_those_of_the_whole_batch(
+        sequences in prop::collection::vec((0usize..40, 0usize..9), 1..4), at in 1usize..90, right_down: bool,
+    ) {
+        const DIM: usize = 64;
+        let (mut q_ends, mut kv_ends) = (vec![0], vec![0]);
+        for (rows, more) in sequences {
+            q_ends.push(q_ends.last().unwrap() + rows);
+            kv_ends.push(kv_ends.last().unwrap() + if right_down { rows + more } else { 1 + 3 * more });
+        }
+        let mode = if right_down { SparseMode::RightDownCausal } else { SparseMode::LeftUpCausal };
+        let cut = CutBatch::new(&q_ends[1..], &kv_ends[1..], at, mode);
+        prop_assume!(cut.is_some());
+        let cut = cut.unwrap();
+        let [query, keys, values] = [(1, &q_ends), (2, &kv_ends), (3, &kv_ends)]
+            .map(|(seed, ends)| Packed::new(seed, *ends.last().unwrap(), DIM));
+        let stream = harness::stream();
+        let tensors = [&query, &keys, &values].map(|packed| packed.upload(&stream));
+        // The keys of a card begin with its first sequence, and the second card has the cut one too.
+        let of = q_ends.iter().rposition(|end| *end <= at).unwrap();
+        let own = if cut.rows_before() > 0 { 0..cut.keys() } else { 0..0 };
+        let call = |side: &CutSide, rows: usize, keys: usize| {
+            let part = |tensor: &Tensor<f32>, first: usize, ends: Vec<usize>| {
+                tensor.narrow(0, first..first + ends.last().unwrap()).unwrap()
+            };
+            let [q, k, v] = &tensors;
+            let inputs = (part(q, rows, side.q_ends()), part(k, keys, side.kv_ends()), part(v, keys, side.kv_ends()));
+            let inputs = (&inputs.0, &inputs.1, &inputs.2);
+            let call = FlashAttention::new(InputLayout::Tnd)
+                .heads(Packed::HEADS)
+                .scale(0.125)
+                .mask(FlashMask::cut(&stream.device().masks(), side).unwrap())
+                .actual_seq_lengths(side.q_ends())
+                .actual_seq_lengths_kv(side.kv_ends());
+            let output = call.plan(inputs).unwrap().launch(&stream, inputs).unwrap();
+            output.attention.download(&stream).unwrap()
+        };
+        let mut got = call(&cut.first(own).unwrap(), 0, 0);
+        got.extend(call(&cut.second(0..cut.keys()).unwrap(), at, kv_ends[of]));
+        let mut want = Vec::new();
+        for i in 0..*q_ends.last().unwrap() {
+            let of = q_ends.iter().rposition(|end| *end <= i).unwrap();
+            let (rows, of_keys) = (q_ends[of + 1] - q_ends[of], kv_ends[of]..kv_ends[of + 1]);
+            let reach = i - q_ends[of] + if right_down { of_keys.len() - rows } else { 0 };
+            for head in 0..Packed::HEADS {
+                let row_of_query = query.row(i, head);
+                let scores: Vec<f64> = of_keys.clone().map(|j| 0.125 * dot(&row_of_query, &keys.row(j, head))).collect();
+                let values: Vec<_> = of_keys.clone().map(|j| values.row(j, head)).collect();
+                want.extend(row(&scores, &values, |j| j <= reach, |_| 1.0).0);
+            }
+        }
+        close(&got, &want, "two cards");
     }
 }
 

@@ -30,23 +30,10 @@ pub(super) struct Arguments {
     /// Files of recorded steps, one in a line
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Backends of the first side, divided by commas, in the order in which they are tried: fused, fused_in_two,
-    /// paged_decode, batched_queries, cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, named_mask, or
-    /// split_decode:KEYS with the keys of a part
-    #[arg(
-        long,
-        required = true,
-        value_name = "NAMES",
-        value_parser = names
-    )]
+    #[arg(long, required = true, value_name = "NAMES", value_parser = names, help = of_first_side())]
     first: String,
     /// Backends of the second side
-    #[arg(
-        long,
-        required = true,
-        value_name = "NAMES",
-        value_parser = names
-    )]
+    #[arg(long, required = true, value_name = "NAMES", value_parser = names)]
     second: String,
     /// Query heads
     #[arg(long, value_name = "COUNT")]
@@ -90,6 +77,12 @@ pub(super) struct Arguments {
 fn names(text: &str) -> Result<String, String> {
     let read = text.parse::<Backends<f16>>();
     read.map(|_| text.to_owned()).map_err(|refused| refused.allowed)
+}
+
+/// The help of the first side, with every name.
+fn of_first_side() -> String {
+    let known = names("").err().unwrap_or_default();
+    format!("Backends of the first side, divided by commas, in the order in which they are tried: {known}")
 }
 
 /// Reads a mask by its name and parameters.

@@ -692,6 +692,7 @@ mod tests {
             let recorded = RecordedBatch::new(settings, &requests);
             let read = RecordedBatch::from_json(&recorded.to_json()).unwrap();
             prop_assert_eq!(&read, &recorded);
+            prop_assert_eq!(&read.metadata().unwrap(), &metadata);
             let mut again = AttentionMetadata::new(&[request(5, 1, &[3, 9])], settings).unwrap();
             again.renew(&read.requests()).unwrap();
             prop_assert_eq!(&again, &metadata);

@@ -7,17 +7,17 @@ use ascend_attention::Violation;
 use crate::rules;
 
 use super::BatchSettings;
+use super::layer_mask::LayerMask;
+use super::metadata::AttentionMetadata;
 use super::request::BatchRequest;
 
 /// A step as a file: a production batch that becomes a test. A mask that was set for the step
-/// ([`AttentionMetadata::set_mask`](crate::AttentionMetadata::set_mask)) is not recorded: a step that is read again
-/// has the mask of the settings' causality.
+/// ([`AttentionMetadata::set_mask`]) is recorded where it has a text ([`masked`](Self::masked)); otherwise the step
+/// that is read again has the mask of the settings' causality.
 ///
 /// ```
 /// use ascend_serving::kv::{BlockPool, PadPolicy};
-/// use ascend_serving::{
-///     AttentionMetadata, AttentionState, BatchRequest, BatchSettings, Causality, RecordedBatch,
-/// };
+/// use ascend_serving::{AttentionState, BatchRequest, BatchSettings, Causality, RecordedBatch};
 ///
 /// # fn main() -> Result<(), ascend_serving::Violation> {
 /// let pool = BlockPool::new(8, 128, PadPolicy::SkipNegative)?;
@@ -25,8 +25,7 @@ use super::request::BatchRequest;
 /// let decode = BatchRequest::in_row(&[4, 2], 130, 1);
 /// let json = RecordedBatch::new(settings, &[decode]).to_json();
 ///
-/// let again = RecordedBatch::from_json(&json)?;
-/// let metadata = AttentionMetadata::new(&again.requests(), again.settings)?;
+/// let metadata = RecordedBatch::from_json(&json)?.metadata()?;
 /// assert_eq!(metadata.state(), AttentionState::DecodeOnly);
 /// assert_eq!(metadata.slots(), [2 * 128 + 2]);
 /// # Ok(())
@@ -38,7 +37,22 @@ pub struct RecordedBatch {
     version: u32,
     /// What the requests share.
     pub settings: BatchSettings,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mask: Option<MaskText>,
     requests: Vec<RecordedRequest>,
+}
+
+/// A mask by its name and parameters, which are those of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+struct MaskText(String);
+
+impl TryFrom<String> for MaskText {
+    type Error = Violation;
+
+    fn try_from(text: String) -> Result<Self, Violation> {
+        text.parse::<LayerMask>().map(|_| Self(text))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +85,34 @@ impl RecordedBatch {
             row: request.row.to_vec(),
             prompt_len: request.prompt_len,
         };
-        Self { version: Self::VERSION, settings, requests: requests.iter().map(copy).collect() }
+        Self { version: Self::VERSION, settings, mask: None, requests: requests.iter().map(copy).collect() }
+    }
+
+    /// Records the mask that was set for the step, by the text that [`LayerMask`] is read from, such as `sinks:4:1024`.
+    ///
+    /// # Errors
+    /// [`MASK_TEXT`](crate::rules::MASK_TEXT) for another text.
+    pub fn masked(mut self, text: &str) -> Result<Self, Violation> {
+        self.mask = Some(text.to_owned().try_into()?);
+        Ok(self)
+    }
+
+    /// The mask of the step, where one was recorded. Read it once: each is another mask, with plans and tensors of its
+    /// own.
+    pub fn mask(&self) -> Option<LayerMask> {
+        self.mask.as_ref().and_then(|MaskText(text)| text.parse().ok())
+    }
+
+    /// The metadata of the step, with its mask.
+    ///
+    /// # Errors
+    /// As for [`AttentionMetadata::new`].
+    pub fn metadata(&self) -> Result<AttentionMetadata, Violation> {
+        let mut metadata = AttentionMetadata::new(&self.requests(), self.settings)?;
+        if let Some(mask) = self.mask() {
+            metadata.set_mask(mask);
+        }
+        Ok(metadata)
     }
 
     /// The requests.
@@ -94,8 +135,8 @@ impl RecordedBatch {
     ///
     /// # Errors
     /// [`BATCH_FORMAT`](crate::rules::BATCH_FORMAT) for anything but what [`RecordedBatch::to_json`] writes, such as
-    /// settings that no cache has.
-    /// [`AttentionMetadata::new`](crate::AttentionMetadata::new) checks the batch itself.
+    /// settings that no cache has, and a mask that has no such name or parameters.
+    /// [`metadata`](Self::metadata) checks the batch itself.
     pub fn from_json(json: &str) -> Result<Self, Violation> {
         let wrong = |given: String| {
             rules::BATCH_FORMAT.broken(given, format_args!("a recorded batch of version {}", Self::VERSION))
@@ -139,6 +180,7 @@ mod tests {
             good.replace("\"SkipNegative\"", "{\"DumpSlot\":256}"),
             good.replace("\"cached\":5", "\"cached\":-5"),
             good.replace("\"cached\":5", "\"cached\":5,\"other\":1"),
+            good.replace("\"requests\"", "\"mask\":\"sinks:4\",\"requests\""),
         ] {
             let error = RecordedBatch::from_json(&bad).unwrap_err();
             assert_eq!(error.rule, &rules::BATCH_FORMAT, "{bad}");
@@ -146,6 +188,20 @@ mod tests {
         // One of another version is named by it, whatever else it holds.
         let error = RecordedBatch::from_json("{\"version\":2,\"pages\":4}").unwrap_err();
         assert_eq!(error.given, "version 2");
-        assert!(good.contains("\"causality\":\"Causal\""));
+        assert!(good.contains("\"causality\":\"Causal\"") && !good.contains("mask"));
+
+        // A mask is read again by its text.
+        let plain = RecordedBatch::from_json(&good).unwrap();
+        assert_eq!(plain.metadata().unwrap().mask(), &Causality::Causal.into());
+        assert_eq!(plain.clone().masked("sinks").unwrap_err().rule, &rules::MASK_TEXT);
+        let masked = plain.clone().masked("sinks:4:1024").unwrap();
+        let json = masked.to_json();
+        assert!(json.contains("\"mask\":\"sinks:4:1024\""), "{json}");
+        let again = RecordedBatch::from_json(&json).unwrap();
+        assert_eq!((&again, again == plain), (&masked, false));
+        let metadata = again.metadata().unwrap();
+        assert_eq!(metadata.mask().named().map(|mask| mask.name()), Some("sinks:4:1024"));
+        let window = plain.masked("window:3").unwrap().metadata().unwrap();
+        assert_eq!(window.mask(), &Causality::from_flags(true, Some(3)).unwrap().into());
     }
 }

@@ -30,7 +30,7 @@ pub struct BackendTrial {
     /// How often each side computes a step. The fastest run counts, since the first one includes preparations that
     /// later ones reuse. 0 means once.
     pub runs: usize,
-    /// The mask of every step; `None` is that of its settings.
+    /// The mask of every step; `None` is the recorded one, or that of its settings.
     pub mask: Option<LayerMask>,
 }
 
@@ -40,7 +40,7 @@ impl BackendTrial {
         Self { shape, layers, format: Cache::BnBsH, seed: 0, runs: 1, mask: None }
     }
 
-    /// Sets the mask of every step, in the place of that of its settings.
+    /// Sets the mask of every step, in the place of the recorded one and of that of its settings.
     pub fn mask(mut self, mask: impl Into<LayerMask>) -> Self {
         self.mask = Some(mask.into());
         self
@@ -232,7 +232,7 @@ pub fn compare_backends<T: Number>(
     let mut second = trial.attention(stream, (blocks, block_size, pad), second)?;
     let mut found = Vec::with_capacity(steps.len());
     for (at, step) in steps.iter().enumerate() {
-        let mut metadata = AttentionMetadata::new(&step.requests(), step.settings)?;
+        let mut metadata = step.metadata()?;
         if let Some(mask) = &trial.mask {
             metadata.set_mask(mask.clone());
         }

@@ -1,5 +1,6 @@
 //! The state of a request in layers of linear attention: slots of a pool, which go back with their last holder.
 
+use std::collections::{HashMap, HashSet};
 use std::iter;
 use std::mem;
 use std::ops::Range;
@@ -208,6 +209,36 @@ impl RequestState {
     pub(super) fn free_slots(&self) -> usize {
         let pool = Arc::clone(&lock(&self.0).pool);
         lock(&pool.free).count()
+    }
+
+    /// Looks for a fault in the slots of these states, of the same pool of `slots` slots. Returns how many slots others
+    /// hold.
+    pub(super) fn audit<'a>(&self, states: impl Iterator<Item = &'a Self>, slots: usize) -> Result<usize, Violation> {
+        let fault = |slot: usize, given: &str| {
+            Err(rules::STATE_SLOTS.broken(format_args!("slot {slot}, {given}"), "one that is free, or held once"))
+        };
+        let mut held = HashMap::new();
+        for state in states {
+            let state = lock(&state.0);
+            for slot in state.kept.iter().chain(&state.spare) {
+                // Who shares a slot has the same handle.
+                let handle = Arc::as_ptr(&slot.0);
+                if *held.entry(slot.number()).or_insert(handle) != handle {
+                    return fault(slot.number(), "held twice");
+                }
+            }
+        }
+        let pool = Arc::clone(&lock(&self.0).pool);
+        let free = lock(&pool.free);
+        let mut known = HashSet::new();
+        for slot in free.given_back.iter().copied().chain(free.unused.clone()) {
+            if held.contains_key(&slot) {
+                return fault(slot, "free and held");
+            } else if !known.insert(slot) {
+                return fault(slot, "free twice");
+            }
+        }
+        Ok(slots.saturating_sub(held.len()).saturating_sub(known.len()))
     }
 
     /// Refuses a request of other tokens than the state's, and drafts for which there are no slots.
@@ -433,6 +464,29 @@ mod tests {
         first.cut(0);
         drop((first, earlier));
         assert_eq!(none.free_slots(), 4);
+    }
+
+    #[test]
+    fn an_audit_finds_slots_that_two_hold() {
+        let none = RequestState::of_pool(6, 1);
+        let [first, second] = [(); 2].map(|()| none.fork(0));
+        let audit = |states: &[&RequestState]| none.audit(states.iter().copied(), 6);
+        for state in [&first, &second] {
+            ready(state).unwrap();
+            step(state, 2);
+        }
+        let fork = first.fork(1);
+        assert_eq!((audit(&[&first, &second, &fork]), audit(&[&second]), audit(&[])), (Ok(0), Ok(2), Ok(4)));
+        let pool = Arc::clone(&lock(&none.0).pool);
+        let number = lock(&second.0).kept[0].number();
+        let forged = StateSlot(Arc::new(HeldSlot { pool: Arc::clone(&pool), number }));
+        lock(&fork.0).spare.push(forged);
+        assert!(audit(&[&fork, &second]).is_err_and(|fault| fault.given.contains("held twice")));
+        // Its drop gives back a slot that is held, and another one gives it back again.
+        lock(&fork.0).spare.clear();
+        assert!(audit(&[&second]).is_err_and(|fault| fault.given.contains("free and held")));
+        lock(&pool.free).given_back.push(number);
+        assert!(audit(&[]).is_err_and(|fault| fault.given.contains("free twice")));
     }
 
     #[test]

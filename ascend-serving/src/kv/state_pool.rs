@@ -11,6 +11,7 @@ use crate::sharing::PlannedStream;
 
 use super::cache_shape::{CacheShape, no_layer};
 use super::request_state::{MOST_DRAFTS, RequestState, StateLease, StateSlot};
+use super::sequence::Sequence;
 use super::slot::MAX_INT32;
 
 /// What the layers of linear attention of a model have in common.
@@ -162,6 +163,21 @@ impl StatePool {
     /// Slots that no sequence holds.
     pub fn free_slots(&self) -> usize {
         self.none.free_slots()
+    }
+
+    /// Looks for a fault in the slots of these sequences, as an [`Audit`](super::Audit) does in blocks: a slot is free or
+    /// held, and no two states write one. Returns how many slots others hold: 0 where these are all sequences of the pool,
+    /// with those that a [`PrefixCache`](crate::PrefixCache) keeps, and no step is in progress, so that held and free
+    /// slots are those of the pool.
+    ///
+    /// # Errors
+    /// [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) for a sequence without a state,
+    /// [`STATE_POOL`](crate::rules::STATE_POOL) for one of another pool, [`STATE_SLOTS`](crate::rules::STATE_SLOTS) for
+    /// the first fault.
+    pub fn audit<'a>(&self, sequences: impl IntoIterator<Item = &'a Sequence>) -> Result<usize, Violation> {
+        let sequences: Vec<_> = sequences.into_iter().map(Sequence::state).collect();
+        sequences.iter().try_for_each(|state| self.none.check_beside(*state))?;
+        self.none.audit(sequences.into_iter().flatten(), self.slots)
     }
 
     /// The states of a layer, counted from 0 among those of linear attention, `[slots, Nv, Dv, Dk]`, to be read on the

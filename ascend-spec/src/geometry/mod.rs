@@ -7,6 +7,7 @@
 mod block_map;
 mod compressed;
 mod context_parallel;
+mod cut_batch;
 mod local_chunks;
 mod mask;
 mod region;
@@ -20,6 +21,7 @@ mod visibility;
 pub use block_map::{BlockCounts, BlockMap, BlockRun};
 pub use compressed::{CompressedMask, MaskDemand};
 pub use context_parallel::{ContextShard, RankRows};
+pub use cut_batch::{CutBatch, CutSide};
 pub use local_chunks::{LocalChunks, VirtualSequence};
 pub use mask::MaskGeometry;
 pub use mask::Runs;

@@ -143,57 +143,6 @@ mod tests {
         (0..geometry.q_len()).map(|i| (0..geometry.kv_len()).map(|j| cell(i, j)).collect()).collect()
     }
 
-    /// All rows of a call, sequence by sequence.
-    fn all(call: &Sparsity<'_>) -> Vec<Vec<String>> {
-        let all: Vec<_> = call.geometries().collect();
-        let each = (0..call.lengths.batch()).map(|b| call.geometry(b));
-        assert!(each.eq(all.iter().copied()));
-        all.into_iter().map(rows).collect()
-    }
-
-    #[test]
-    fn a_right_down_call_cut_between_two_cards_sees_what_the_whole_call_sees() {
-        // Sequence 1 has 4 rows of 6 keys; two rows stay on the first card and two go to the second.
-        let whole = Sparsity::new(SparseMode::RightDownCausal, packed(&[3, 7, 12, 16], &[3, 9, 14, 18]));
-        let first = Sparsity {
-            pre_tokens: 6,
-            next_tokens: -2,
-            ..Sparsity::new(SparseMode::RightDownCausalBand, packed(&[3, 5], &[3, 9]))
-        };
-        let second = Sparsity {
-            next_tokens: 0,
-            ..Sparsity::new(SparseMode::RightDownCausalBand, packed(&[2, 7, 11], &[6, 11, 15]))
-        };
-        assert_eq!(first.cut_sequence(), Some(1));
-        assert_eq!(second.cut_sequence(), Some(2));
-        assert_eq!(rows(first.geometry(1)), ["###...", "####.."]);
-        assert_eq!(rows(second.geometry(0)), ["#####.", "######"]);
-        let (first, second) = (all(&first), all(&second));
-        let mut merged = vec![first[0].clone(), [&first[1][..], &second[0][..]].concat()];
-        merged.extend_from_slice(&second[1..]);
-        assert_eq!(merged, all(&whole));
-    }
-
-    #[test]
-    fn a_left_up_call_cut_between_two_cards_sees_what_the_whole_call_sees() {
-        // Sequence 1 has 5 rows of 4 keys; two rows stay on the first card and three go to the second.
-        let whole = Sparsity::new(SparseMode::LeftUpCausal, packed(&[3, 8, 13, 17], &[3, 7, 12, 16]));
-        let first =
-            Sparsity { next_tokens: 0, ..Sparsity::new(SparseMode::BandLeftUpCausal, packed(&[3, 5], &[3, 7])) };
-        let second = Sparsity {
-            pre_tokens: 4,
-            next_tokens: 1,
-            ..Sparsity::new(SparseMode::BandLeftUpCausal, packed(&[3, 8, 12], &[4, 9, 13]))
-        };
-        assert_eq!(first.cut_sequence(), Some(0));
-        assert_eq!(rows(first.geometry(1)), ["#...", "##.."]);
-        assert_eq!(rows(second.geometry(0)), ["###.", "####", "####"]);
-        let (first, second) = (all(&first), all(&second));
-        let mut merged = vec![first[0].clone(), [&first[1][..], &second[0][..]].concat()];
-        merged.extend_from_slice(&second[1..]);
-        assert_eq!(merged, all(&whole));
-    }
-
     #[test]
     fn the_cut_sequence_is_one_with_rows() {
         let lengths = packed(&[0, 2, 5, 5], &[4, 6, 9, 9]);
@@ -211,41 +160,6 @@ mod tests {
     }
 
     proptest! {
-        /// Any sequence cut at any row, in both modes, on its two devices.
-        #[test]
-        fn a_sequence_cut_anywhere_sees_what_it_saw(
-            sq in 2i64..12, skv in 1i64..12, cut in 1i64..11, others in proptest::array::uniform2((1i64..6, 0i64..6)),
-        ) {
-            let cut = cut.min(sq - 1);
-            let [(qa, ea), (qb, eb)] = others;
-            // Mode 7 wants at least as many keys as rows.
-            let skv7 = skv.max(sq);
-            let right = MaskGeometry::new(SparseMode::RightDownCausal, true, sq as u64, skv7 as u64, 0, 0);
-            let (q_ends, kv_ends) = ([qa, qa + cut], [qa + ea, qa + ea + skv7]);
-            let first = Sparsity {
-                pre_tokens: skv7,
-                next_tokens: cut - sq,
-                ..Sparsity::new(SparseMode::RightDownCausalBand, packed(&q_ends, &kv_ends))
-            };
-            // On the second card the rest of the sequence comes first and is an ordinary one.
-            let rest = MaskGeometry::new(SparseMode::RightDownCausal, true, (sq - cut) as u64, skv7 as u64, 0, 0);
-            prop_assert_eq!([rows(first.geometry(1)), rows(rest)].concat(), rows(right));
-            let own = MaskGeometry::new(SparseMode::RightDownCausal, true, qa as u64, (qa + ea) as u64, 0, 0);
-            prop_assert_eq!(first.geometry(0), own);
-
-            let left = MaskGeometry::new(SparseMode::LeftUpCausal, true, sq as u64, skv as u64, 0, 0);
-            let begin = MaskGeometry::new(SparseMode::LeftUpCausal, true, cut as u64, skv as u64, 0, 0);
-            let (q_ends, kv_ends) = ([sq - cut, sq - cut + qb], [skv, skv + qb + eb]);
-            let second = Sparsity {
-                pre_tokens: skv.max(sq),
-                next_tokens: sq - skv,
-                ..Sparsity::new(SparseMode::BandLeftUpCausal, packed(&q_ends, &kv_ends))
-            };
-            prop_assert_eq!([rows(begin), rows(second.geometry(0))].concat(), rows(left));
-            let own = MaskGeometry::new(SparseMode::LeftUpCausal, true, qb as u64, (qb + eb) as u64, 0, 0);
-            prop_assert_eq!(second.geometry(1), own);
-        }
-
         #[test]
         fn lengths_that_make_no_sense_are_safe(
             q in proptest::collection::vec(any::<i64>(), 0..4), kv in proptest::collection::vec(any::<i64>(), 0..4),

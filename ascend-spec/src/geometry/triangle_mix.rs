@@ -83,15 +83,21 @@ impl TriangleMix {
     /// The paper's sizes.
     pub const PAPER: Self = Self::new(8, 512, 128);
     /// The sizes of unpublished notes on Qwen3, which give no measurement.
-    pub const GUIDE: Self = Self::new(4, 32, 64);
+    pub const GUIDE: Self = Self::guide(4, 32);
     /// The sizes of [`TriangleMix::GUIDE`]'s source for long contexts.
-    pub const GUIDE_LONG_CONTEXT: Self = Self::new(8, 64, 128);
+    pub const GUIDE_LONG_CONTEXT: Self = Self::guide(8, 64);
     /// The sizes with which the paper measures how much each part contributes.
     pub const PROBE: Self = Self::new(64, 128, 128);
 
     /// TriangleMix with these numbers of sinks, window keys before a row's own, and last rows.
     pub const fn new(num_sink_tokens: u64, sliding_window_size: u64, num_last_tokens: u64) -> Self {
         TriangleMix { num_sink_tokens, sliding_window_size, num_last_tokens }
+    }
+
+    /// Sizes by the rule of [`TriangleMix::GUIDE`]'s source: twice as many last rows as window keys before a row's own.
+    /// It gives no measurement.
+    pub const fn guide(num_sink_tokens: u64, sliding_window_size: u64) -> Self {
+        Self::new(num_sink_tokens, sliding_window_size, sliding_window_size.saturating_mul(2))
     }
 
     /// First row of a prompt that leaves out a key, if any row does.

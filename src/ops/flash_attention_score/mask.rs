@@ -1,5 +1,6 @@
 //! Which keys a row sees, in the sparse modes of training.
 
+use ascend_spec::geometry::CutSide;
 use ascend_spec::ops::flash_attention_score::FlashAttentionCall;
 use ascend_spec::{CompressedMask, SparseMode};
 
@@ -23,7 +24,7 @@ use crate::tensor::AnyTensor;
 /// | 2, 3 | `j <= i`, `j <= i + Skv - Sq` | [`FlashMask::causal`] |
 /// | 4 | a band from the last row and key | [`FlashMask::band`], [`FlashMask::sliding_window`] |
 /// | 5, 6 | `j < prefix` or `j <= i + Skv - Sq` | [`FlashMask::prefix_matrix`], [`FlashMask::prefix`] |
-/// | 7, 8 | packed: one sequence is a band, the others causal | [`FlashMask::last_cut`], [`FlashMask::first_cut`] |
+/// | 7, 8 | packed: one sequence is a band, the others causal | [`FlashMask::cut`], [`FlashMask::last_cut`], [`FlashMask::first_cut`] |
 #[derive(Clone, Debug)]
 #[must_use = "a mask that no call is given hides nothing"]
 pub struct FlashMask {
@@ -117,6 +118,15 @@ impl FlashMask {
     pub fn first_cut(masks: &Masks<'_>, pre_tokens: i64, next_tokens: i64) -> Result<Self> {
         let mask = Self::compressed(masks, SparseMode::BandLeftUpCausal)?;
         Ok(mask.window(pre_tokens, next_tokens))
+    }
+
+    /// The mask of one card of packed sequences that are divided between two, whose lengths the call has too: sparse mode
+    /// 7 or 8. [`CutBatch`](super::CutBatch) makes both of the whole call's lengths.
+    ///
+    /// # Errors
+    /// As for [`Stream::upload`](crate::Stream::upload).
+    pub fn cut(masks: &Masks<'_>, side: &CutSide) -> Result<Self> {
+        Ok(Self::compressed(masks, side.mode)?.window(side.pre_tokens, side.next_tokens))
     }
 
     fn compressed(masks: &Masks<'_>, sparse_mode: SparseMode) -> Result<Self> {

@@ -19,6 +19,7 @@ mod softmax_state;
 mod versions;
 
 pub use crate::ops::fused_infer_attention_score::Distance;
+pub use ascend_spec::geometry::{CutBatch, CutSide};
 pub use ascend_spec::ops::flash_attention_score::{InputLayout, SoftmaxOrder};
 pub use builder::FlashAttention;
 pub use dropout::Dropout;

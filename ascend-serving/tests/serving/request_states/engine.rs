@@ -254,9 +254,16 @@ impl<'s> Engine<'s> {
         Ok(sequence.truncate(0)?)
     }
 
+    /// Slots of states that no request holds, and that are not free.
+    pub(super) fn held_elsewhere(&self) -> usize {
+        let sequences = self.requests.iter().map(|request| &request.sequence);
+        self.attention.states().unwrap().audit(sequences).unwrap()
+    }
+
     pub(super) fn end(mut self) {
-        self.requests.clear();
         self.prefixes.clear();
+        assert_eq!(self.held_elsewhere(), 0);
+        self.requests.clear();
         let blocks = self.attention.groups().iter().map(|group| group.cache().pool().held_blocks());
         assert_eq!((blocks.sum::<usize>(), self.attention.states().unwrap().free_slots()), (0, SLOTS));
     }
@@ -278,6 +285,7 @@ proptest! {
         engine.act(&Act::Admit(0))?;
         for act in &acts {
             engine.act(act)?;
+            engine.held_elsewhere();
         }
         engine.end();
     }

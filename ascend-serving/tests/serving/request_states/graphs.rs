@@ -98,6 +98,7 @@ proptest! {
         engine.act(&Act::Admit(0))?;
         for act in &acts {
             engine.act(act)?;
+            engine.held_elsewhere();
         }
         engine.end();
     }

@@ -293,7 +293,7 @@ fn padded_to_a_captured_size() {
     assert_eq!(given.said(&table).1, want);
 }
 
-/// Heads of 512 decode; no call of the operator prefills them, packed or not.
+/// Heads of 512 decode by the operator's call without packing; its packed call, which prefills, does not take them.
 #[test]
 fn heads_of_512() {
     let table = Table::new();
@@ -325,6 +325,18 @@ fn heads_of_512() {
                 && error.contains("; for other steps: paged_decode (backend.decode)"),
             "{error}"
         );
+    }
+    // The standard list has calls for them: by a batch axis, and those of the older operators.
+    for causality in [Causality::Causal, window(), Causality::Bidirectional] {
+        for (requests, serves) in [
+            ([(0, 5, 0), (0, 3, 0)], "prompt_and_incre"),
+            ([(9, 5, 0), (20, 1, 0)], "prompt_and_incre"),
+            ([(9, 5, 0), (20, 5, 0)], "batched_queries"),
+        ] {
+            let given = DescribedStep { dim: 512, causality, ..step(CHUNKED, &requests) };
+            let (_, name, _) = given.calls(&table, Backends::standard(table.stream.device())).unwrap();
+            assert_eq!(name, serves, "{causality:?} {requests:?}");
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Every node of a drafted tree gets attention over its request's cached tokens, its ancestors and itself.
 
+mod beam;
 mod latent;
 mod plain;
 

@@ -7,8 +7,8 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Tensor, f16};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionShape, Causality, DraftTree, Error, GraphLimits, LatentForm, LatentTensors, LayerInputs, TreeGraphs,
-    TreeRequest, TreeVerification, rules,
+    AttentionShape, Causality, CustomMask, DraftTree, Error, GraphLimits, LatentForm, LatentTensors, LayerInputs,
+    TreeGraphs, TreeRequest, TreeVerification, rules,
 };
 use harness::reference::Logical;
 use proptest::prelude::*;
@@ -16,11 +16,33 @@ use proptest::test_runner::{Config, TestCaseError};
 
 const DIM: usize = 64;
 
+/// The trees of a case as a drafter brings them: its packed mask, with the cached keys in front or without.
+fn of_packed_mask(case: &Case) -> Vec<DraftTree> {
+    let (mut visible, mut mask_indptr, mut qo_indptr, mut extents) = (vec![], vec![0], vec![0], vec![]);
+    for (cached, parents) in &case.requests {
+        let (rows, front) = (parents.len(), if case.seed.is_multiple_of(2) { *cached } else { 0 });
+        for node in 0..rows {
+            let mut own = vec![false; rows];
+            let mut at = node as i64;
+            while let Some(sees) = usize::try_from(at).ok().map(|at| &mut own[at]) {
+                *sees = true;
+                at = parents[at as usize];
+            }
+            visible.extend([vec![true; front], own].concat());
+        }
+        mask_indptr.push(visible.len());
+        qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + rows);
+        extents.push((rows, front + rows));
+    }
+    let packed = CustomMask::new(visible, mask_indptr, qo_indptr).unwrap().pack::<u32>();
+    CustomMask::unpack(&packed, &extents).unwrap().trees().unwrap()
+}
+
 fn check(case: &Case) -> Result<(), TestCaseError> {
     let stream = harness::stream();
     let (heads, kv_heads) = (case.kv_heads * case.group, case.kv_heads);
     let of_case = Trees::of(&case.requests, case.spare);
-    let (trees, nodes) = (of_case.trees(), of_case.nodes);
+    let (trees, nodes) = (of_packed_mask(case), of_case.nodes);
     let shape_of_heads = AttentionShape::new(heads, kv_heads, DIM);
     let shape = CacheShape::new(LAYERS, kv_heads, DIM);
     let pad = PadPolicy::SkipNegative;
