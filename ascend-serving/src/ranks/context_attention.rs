@@ -38,21 +38,24 @@ use super::step_agreement::{SequenceNames, StepOrder, refuse};
 /// The first layer of a step compares what the ranks bring, before it writes or computes anything: lengths, order of
 /// the sequences, runs, layers, heads, element type, scale and graph. Where a rank has another step, all ranks refuse
 /// the layer with the first difference and the ranks that have it ([`RANKS_BATCH`](crate::rules::RANKS_BATCH)), and
-/// nothing has changed: the wrong ones begin the step again, the others repeat the layer. A rank that has left out a
-/// step, or makes one twice, mostly does not come so far: [`begin`](Self::begin) refuses its sequences there, and the
-/// other ranks wait for it. A sequence goes by the step and request that had it first, so that two new ones of equal
+/// nothing has changed: the wrong ones begin the step again, the others repeat the layer. A rank that is refused before
+/// by a rule of its own, or ends its step before the first layer, takes part in the comparison as a refused one, without
+/// waiting: the others refuse the layer with its name, and repeat it. A sequence goes by the step and request that had it first, so that two new ones of equal
 /// lengths may change places unseen. That costs an exchange of 8 bytes of each rank in each step, for which the host
 /// waits until the stream has come to the step; [`trust_steps`](Self::trust_steps) leaves it out.
 ///
-/// Any other refusal leaves rank and step as they were, and the other ranks waiting until the call is repeated or the
-/// rank is dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its
+/// A refusal leaves rank and step as they were. Behind the comparison, or without it, the other ranks wait until the
+/// call is repeated or the rank is dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its
 /// communicator: the other ranks fail with an error of their own, on the emulation at once, on hardware after the limit
 /// of HCCL, and every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)).
 ///
+/// Prompts may be computed with their rows divided in the place of the heads ([`begin_rows`](Self::begin_rows)), over the
+/// same sequences and caches.
+///
 /// Over a cache of latents ([`CacheShape::latent`](crate::kv::CacheShape::latent)) a layer has
 /// [absorbed](crate::LatentForm::Absorbed) queries, whose rotary parts are gathered too, and its output is
-/// `[tokens, N, 512]`, which the caller projects. Steps add one token a request there, and need CANN 8.5: before, the
-/// operator gives no log-sum-exps of latents.
+/// `[tokens, N, 512]`, which the caller projects. Each new token sees its keys in a row of its own there, of prompts and
+/// drafts as well. Steps of divided heads need CANN 8.5: before, the operator gives no log-sum-exps of latents.
 ///
 /// It needs ScatterPaKvCache, AttentionUpdate and HCCL: Atlas A2, A3 or Ascend 950, a release after CANN 8.1.
 ///
@@ -202,16 +205,6 @@ impl<T: Element> ContextAttention<T> {
         self.entry.check_marked(sequence, tokens)?;
         self.entry.mark_computed(sequence.stamp(), tokens);
         Ok(())
-    }
-
-    /// The bytes that this rank sends to others in a layer of a step of `tokens` tokens: queries, and results with
-    /// their log-sum-exps. It receives as many.
-    pub fn sent_bytes(&self, tokens: usize) -> u64 {
-        let AttentionShape { heads, head_dim, .. } = self.shape;
-        let elements = head_dim as u64 + self.output_dim() as u64;
-        let bytes = elements * size_of::<T>() as u64 + size_of::<f32>() as u64;
-        let others = self.division.share().ranks() as u64 - 1;
-        [tokens as u64, heads as u64, bytes].into_iter().fold(others, u64::saturating_mul)
     }
 
     /// Elements of a head of the output.

@@ -23,7 +23,8 @@ pub enum ContextPart {
     Start,
     /// Keys and values are in the cache.
     Write,
-    /// The queries of all ranks are here, in order.
+    /// The queries of all ranks are here, in order; where rows are divided, the keys and values of all, and those of the
+    /// rank are in its cache.
     Gather,
     /// The calls over the rank's keys and of the new tokens are over.
     Attention,

@@ -1,14 +1,16 @@
 //! A step in progress on one rank of an attention whose contexts are divided.
 
+use std::iter;
 use std::ops::Range;
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Event, Stream, Tensor};
 
+use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
 use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, StepLease};
+use crate::kv::{CacheShape, CacheWrite, StepLease};
 
 use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, no_rank, rows_of_layer};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
@@ -30,14 +32,14 @@ impl<T: Element> ContextAttention<T> {
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) by what this rank has computed of a sequence;
-    /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for more than one new token of a request over latents; as for
-    /// [`ContextParallel::split`](crate::ContextParallel::split).
+    /// as for [`ContextParallel::split`](crate::ContextParallel::split). The other ranks are told of a refusal, as the
+    /// [attention](ContextAttention) says.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
         let begun = self.prepare(stream, requests, BY_HEADS).and_then(|step| {
             let own = step.split.ranks().get(self.rank);
             let own = own.ok_or_else(|| no_rank(self.rank, step.split.ranks().len()))?;
             let block_table = self.cache.block_table(stream, own.table())?;
-            Ok((step, Divided::Heads(block_table, None)))
+            Ok((step, Divided::Heads(Box::new(block_table), None)))
         });
         let (step, divided) = self.tell_refused(None, begun)?;
         Ok(ContextStep::new(self, stream, step, divided))
@@ -76,13 +78,13 @@ impl<T: Element> ContextAttention<T> {
 #[derive(Debug)]
 enum Divided<T: Element> {
     /// The heads, whose rows are all on the rank, over the keys of a block table.
-    Heads(BlockTable, Option<Box<(CacheWrite, ContextExchange<T>)>>),
+    Heads(Box<BlockTable>, Option<Box<(CacheWrite, ContextExchange<T>)>>),
     Rows(Box<RowSplit>, Option<Box<RowExchange<T>>>),
 }
 
 /// The calls of a layer.
 enum LayerCalls<'a, T: Element> {
-    Heads(&'a (CacheWrite, ContextExchange<T>), ContextLayer<'a, T>),
+    Heads(&'a (CacheWrite, ContextExchange<T>), &'a BlockTable),
     Rows(&'a mut RowExchange<T>),
 }
 
@@ -92,21 +94,25 @@ impl<T: Element> Divided<T> {
         &'a mut self,
         attention: &ContextAttention<T>,
         (stream, split, layer): (&Stream, &ContextSplit, usize),
-        (queries, key, value): RankInputs<'a, T>,
+        (queries, key, value): RankInputs<'_, T>,
     ) -> Result<LayerCalls<'a, T>> {
         let (rank, cache) = (attention.rank, &attention.cache);
         match self {
             Self::Heads(block_table, calls) => {
-                let tensors = ContextLayer { queries, key, value, cache: cache.layer(layer)?.clone(), block_table };
                 let calls = match calls {
                     Some(calls) => calls,
                     None => {
+                        let cache = cache.layer(layer)?.clone();
+                        let tensors = ContextLayer { queries, key, value, cache, block_table };
                         let exchange = ContextExchange::plan(stream, attention.shape, split, rank, &tensors)?;
                         let slots = split.ranks().get(rank).map_or(&[][..], |rank| rank.slots());
-                        calls.insert(Box::new((CacheWrite::plan(cache, stream, slots, key, value)?, exchange)))
+                        calls.insert(Box::new((
+                            CacheWrite::plan(&attention.cache, stream, slots, key, value)?,
+                            exchange,
+                        )))
                     }
                 };
-                Ok(LayerCalls::Heads(calls, tensors))
+                Ok(LayerCalls::Heads(calls, block_table))
             }
             Self::Rows(rows, calls) => {
                 let calls = match calls {
@@ -160,7 +166,7 @@ impl<'a, T: Element> ContextStep<'a, T> {
     ) -> Self {
         let layers = QueuedLayers::new(attention.cache.shape().layers, vec![progress], STEP_AGAIN);
         let rows = match &divided {
-            Divided::Heads(..) => vec![0..split.tokens()],
+            Divided::Heads(..) => iter::once(0..split.tokens()).collect(),
             Divided::Rows(..) => split.rows(attention.rank),
         };
         Self { attention, stream, split, divided, rows, order, marks: None, layers, _lease: lease }
@@ -178,6 +184,22 @@ impl<T: Element> ContextStep<'_, T> {
     /// ([`ContextSplit::rows`](crate::ContextSplit::rows)).
     pub fn rows(&self) -> &[Range<usize>] {
         &self.rows
+    }
+
+    /// The bytes that this rank sends to others in a layer: queries, and results with their log-sum-exps, or where rows
+    /// are divided keys and values, as many as the rank with most of them. It receives as many.
+    pub fn sent_bytes(&self) -> u64 {
+        let AttentionShape { heads, head_dim, .. } = self.attention.shape;
+        let CacheShape { kv_heads, key_dim, value_dim, .. } = self.attention.cache.shape();
+        let (rows, row) = match &self.divided {
+            Divided::Heads(..) => {
+                let elements = head_dim + self.attention.output_dim();
+                (self.split.tokens(), heads * (elements * size_of::<T>() + size_of::<f32>()))
+            }
+            Divided::Rows(rows, _) => (rows.sent_rows(), kv_heads * (key_dim + value_dim) * size_of::<T>()),
+        };
+        let others = self.split.ranks().len() as u64 - 1;
+        [rows as u64, row as u64].into_iter().fold(others, u64::saturating_mul)
     }
 
     /// Marks the time on the stream in front of each layer that is queued from now on, and behind each part of it.
@@ -299,7 +321,8 @@ impl<T: Element> ContextStep<'_, T> {
         mark(ContextPart::Start)?;
         layers.begin_write();
         match calls {
-            LayerCalls::Heads((write, exchange), tensors) => {
+            LayerCalls::Heads((write, exchange), block_table) => {
+                let tensors = ContextLayer { queries, key, value, cache: cache.layer(layer)?.clone(), block_table };
                 cache.write(stream, write, layer, key, value)?;
                 mark(ContextPart::Write)?;
                 *exchanges = true;

@@ -106,10 +106,9 @@ impl<T: Element> RowExchange<T> {
             }
         }
         new.queue(communicator, stream, own, keys)?;
-        mark(ContextPart::Gather)?;
         let [key, value] = new.arrived(own);
         cache.write(stream, write, layer, key, value)?;
-        mark(ContextPart::Write)?;
+        mark(ContextPart::Gather)?;
         if let Some((plan, table)) = call {
             let mut output = Output { attention: output.clone(), softmax_lse: None };
             plan.launch_into(stream, (queries, keys.layer(0)?, table), &mut output)?;

@@ -138,6 +138,11 @@ impl RowSplit {
         let cached = (cached.of_rank > 0).then_some((cached, held));
         Ok(Self { rows, table, blocks, new, own_slots, cached })
     }
+
+    /// The rows of keys that each rank sends to each other one, padding included.
+    pub(super) fn sent_rows(&self) -> usize {
+        self.new.of_rank + self.cached.as_ref().map_or(0, |(tokens, _)| tokens.of_rank)
+    }
 }
 
 /// The tokens of each rank, filled up to as many, one rank's behind the other's.
