@@ -98,7 +98,8 @@
 //! - [`TreeGraphs`]: drafted trees replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.
 //! - [`TensorParallel`]: heads divided over ranks.
-//! - [`ContextAttention`], [`ContextParallel`]: contexts divided over ranks, on a communicator (DCP);
+//! - [`ContextAttention`], [`ContextParallel`]: contexts, and rows of prompts, divided over ranks, on a communicator
+//!   (DCP, PCP);
 //!   [`ContextGraphs`]: its decode steps replayed from graphs.
 //! - [`RingAttention`]: rows of one sequence divided over ranks, with keys and values that go round.
 //!

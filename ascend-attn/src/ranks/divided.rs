@@ -1,15 +1,17 @@
 //! The batch on several ranks, each of which has a part of the keys and some of the heads.
 
+use std::ops::Range;
 use std::thread;
 use std::time::Duration;
 
 use ascend_attention::comm::Communicator;
 use ascend_attention::{Device, Stream};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, ContextPart, Error, Result};
+use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, ContextPart, Error, Result, rules};
 
 use super::Work;
-use super::rows::{Half, queries, upload_keys, upload_step};
+use super::rows::{Half, Kind, of_step, queries, upload_keys};
+use super::whole::all_queries;
 
 /// The parts of a layer, in order.
 pub(super) const PARTS: [(ContextPart, &str); 5] = [
@@ -26,6 +28,8 @@ pub(super) struct RankSteps {
     pub(super) times: Vec<[Duration; PARTS.len()]>,
     /// The outputs of the last step, `[rows, N, D]`.
     pub(super) output: Vec<f32>,
+    /// The rows of the last step that the rank has computed.
+    pub(super) rows: Vec<Range<usize>>,
     /// Bytes that the rank sends in a layer of a step.
     pub(super) sent_bytes: u64,
 }
@@ -51,7 +55,7 @@ pub(super) fn steps<T: Half>(devices: &[Device], work: &Work) -> Result<Vec<Rank
 /// Whether an error may be about what another rank has done.
 fn is_of_others(error: &Error) -> bool {
     use ascend_attention::Error as Call;
-    matches!(error, Error::Attention(Call::Hccl { .. } | Call::Acl { .. }))
+    error.breaks(&rules::RANKS_BATCH) || matches!(error, Error::Attention(Call::Hccl { .. } | Call::Acl { .. }))
 }
 
 fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<RankSteps> {
@@ -68,20 +72,36 @@ fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<Ran
         fill(&stream, &mut attention, &mut sequence, work, request)?;
         sequences.push(sequence);
     }
-    let (mut times, mut output) = (Vec::new(), Vec::new());
+    let (mut times, mut output, mut rows, mut sent_bytes) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for step in 0..work.steps {
         for sequence in &mut sequences {
             attention.grow(&stream, sequence, work.new)?;
         }
-        let [key, value] = upload_step::<T>(&stream, work, step)?;
-        let query = queries::<T>(work, attention.rank(), step);
-        let query = stream.upload(&query, [work.rows(), work.heads, work.head_dim])?;
+        let requests: Vec<_> = sequences.iter().map(|sequence| BatchRequest::of(sequence, work.new)).collect();
+        let (query, heads) = match work.by_rows {
+            true => (all_queries::<T>(work, step), work.heads * work.ranks),
+            false => (queries::<T>(work, attention.rank(), step), work.heads),
+        };
+        rows = match work.by_rows {
+            true => attention.division().split(&requests, PadPolicy::SkipNegative)?.rows(attention.rank()),
+            false => std::iter::once(0..work.rows()).collect(),
+        };
+        let upload = |all: &[T], heads: usize| {
+            let row = heads * work.head_dim;
+            let own: Vec<T> = rows.iter().flat_map(|rows| all[rows.start * row..rows.end * row].to_vec()).collect();
+            stream.upload(&own, [own.len() / row, heads, work.head_dim])
+        };
+        let [key, value] = [Kind::Key, Kind::Value].map(|kind| upload(&of_step::<T>(work, kind, step), work.kv_heads));
+        let (query, key, value) = (upload(&query, heads)?, key?, value?);
         // The ranks begin together, so that none waits for another in its times.
         if let Some(communicator) = attention.communicator_mut() {
             communicator.barrier(&stream)?;
         }
-        let requests: Vec<_> = sequences.iter().map(|sequence| BatchRequest::of(sequence, work.new)).collect();
-        let mut current = attention.begin(&stream, &requests)?;
+        let mut current = match work.by_rows {
+            true => attention.begin_rows(&stream, &requests)?,
+            false => attention.begin(&stream, &requests)?,
+        };
+        sent_bytes = current.sent_bytes();
         current.mark_parts();
         let attended = current.forward(0, (&query, &key, &value))?;
         stream.synchronize()?;
@@ -99,7 +119,7 @@ fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<Ran
             output = attended.download(&stream)?.into_iter().map(T::to).collect();
         }
     }
-    Ok(RankSteps { times, output, sent_bytes: attention.sent_bytes(work.rows()) })
+    Ok(RankSteps { times, output, rows, sent_bytes })
 }
 
 /// Writes the keys of a request that are cached before the first step and that the rank holds.

@@ -32,8 +32,9 @@ const DEVICES: &str = "ASCEND_EMU_DEVICES";
 
 /// Compute steps of a batch on one device and with the contexts divided over ranks, and compare results and times
 ///
-/// Each rank has a part of every request's keys and some of the query heads (decode context parallelism): rank r is on
-/// the r-th device from --device on, and a thread of its own. The same batch is computed on one device first, with all
+/// Each rank has a part of every request's keys and some of the query heads (decode context parallelism), or with
+/// --by-rows some of the new tokens: rank r is on the r-th device from --device on, and a thread of its own. The same
+/// batch is computed on one device first, with all
 /// heads. Prints the largest difference of an output element, the bytes that each rank sends, the times of a step, and
 /// those of its parts, of the rank for which it takes longest; of several steps the medians. What a layer costs on paper
 /// on NPUs, by published speeds (see `costs`), is printed beside them.
@@ -54,6 +55,9 @@ pub(super) struct Arguments {
     /// New tokens of each request in a step: 1 for decoding, more for a chunk of a prompt or drafts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(1..=4096))]
     new: u64,
+    /// Divide the rows of a step, with the heads of all ranks, in the place of the heads (prefill context parallelism)
+    #[arg(long)]
+    by_rows: bool,
     /// Query heads of each rank
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = number(1..=256))]
     heads: u64,
@@ -109,6 +113,7 @@ struct Work {
     requests: usize,
     tokens: usize,
     new: usize,
+    by_rows: bool,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -150,6 +155,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         requests: size(arguments.requests),
         tokens: size(arguments.tokens),
         new: size(arguments.new),
+        by_rows: arguments.by_rows,
         heads: size(arguments.heads),
         kv_heads: size(arguments.kv_heads),
         head_dim: size(arguments.head_dim),

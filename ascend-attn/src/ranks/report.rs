@@ -37,9 +37,10 @@ impl Report {
     }
 
     pub(super) fn title(&self) -> String {
-        let Work { ranks, requests, tokens, new, heads, kv_heads, head_dim, .. } = self.work;
+        let Work { ranks, requests, tokens, new, by_rows, heads, kv_heads, head_dim, .. } = self.work;
+        let (heads, rows) = if by_rows { (heads * ranks, ", by rows") } else { (heads, "") };
         format!(
-            "{} with {tokens} tokens each, {new} new in a step; {heads} heads of {head_dim} on each of {} over {}",
+            "{} with {tokens} tokens each, {new} new in a step{rows}; {heads} heads of {head_dim} on each of {} over {}",
             counted(requests, "request", "requests"),
             counted(ranks, "rank", "ranks"),
             counted(kv_heads, "key head", "key heads"),
@@ -48,9 +49,9 @@ impl Report {
 
     /// What a layer of the divided step costs on each machine.
     fn on_paper(&self) -> impl Iterator<Item = (&'static str, Cost)> {
-        let Work { ranks, requests, tokens, new: rows, heads, kv_heads, head_dim, .. } = self.work;
+        let Work { ranks, requests, tokens, new: rows, by_rows, heads, kv_heads, head_dim, .. } = self.work;
         let layer = Layer { requests, tokens, rows, heads, kv_heads, head_dim };
-        MACHINES.iter().map(move |machine| (machine.name, layer.of_each_rank(machine, ranks)))
+        MACHINES.iter().map(move |machine| (machine.name, layer.of_each_rank(machine, ranks, by_rows)))
     }
 
     /// The time of the divided step as a multiple of that on one device.
@@ -59,14 +60,15 @@ impl Report {
     }
 
     pub(super) fn json(&self) -> Value {
-        let Work { ranks, requests, tokens, new, heads, kv_heads, head_dim, block_size, run, steps } = self.work;
+        let Work { ranks, requests, tokens, new, by_rows, heads, kv_heads, head_dim, block_size, run, steps } =
+            self.work;
         let parts = PARTS.iter().zip(self.parts);
         let parts: Map<String, Value> =
             parts.map(|((_, name), time)| ((*name).to_owned(), json!(time.as_secs_f64()))).collect();
         let paper: Map<String, Value> =
             self.on_paper().map(|(machine, cost)| (machine.to_owned(), json!(cost.seconds()))).collect();
         json!({
-            "ranks": ranks, "requests": requests, "tokens": tokens, "new": new, "heads": heads, "kv_heads": kv_heads,
+            "ranks": ranks, "requests": requests, "tokens": tokens, "new": new, "by_rows": by_rows, "heads": heads, "kv_heads": kv_heads,
             "head_dim": head_dim, "block_size": block_size, "run": run, "steps": steps,
             "difference": number(self.difference),
             "sent_bytes": self.sent_bytes,
@@ -113,9 +115,12 @@ fn difference(work: &Work, whole: &WholeSteps, ranks: &[RankSteps]) -> f64 {
     let (dim, all) = (work.head_dim, work.heads * work.ranks);
     let mut largest = 0.0f64;
     for (rank, steps) in ranks.iter().enumerate() {
-        for (at, row) in steps.output.chunks_exact(dim).enumerate() {
-            let (token, head) = (at / work.heads, at % work.heads);
-            let other = &whole.output[(token * all + place(work, rank, head)) * dim..][..dim];
+        let heads = if work.by_rows { all } else { work.heads };
+        let tokens = steps.rows.iter().cloned().flatten();
+        let rows = tokens.flat_map(|token| (0..heads).map(move |head| (token, head)));
+        for ((token, head), row) in rows.zip(steps.output.chunks_exact(dim)) {
+            let head = if work.by_rows { head } else { place(work, rank, head) };
+            let other = &whole.output[(token * all + head) * dim..][..dim];
             for (one, other) in row.iter().zip(other) {
                 let apart = f64::from((one - other).abs());
                 largest = if apart.is_nan() { f64::INFINITY } else { largest.max(apart) };

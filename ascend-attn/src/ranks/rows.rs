@@ -76,12 +76,14 @@ pub(super) fn upload_keys<T: Half>(
     Ok([upload(Kind::Key)?, upload(Kind::Value)?])
 }
 
+/// The rows of all requests in a step.
+pub(super) fn of_step<T: Half>(work: &Work, kind: Kind, step: usize) -> Vec<T> {
+    (0..work.requests).flat_map(|request| rows::<T>(work, kind, request, tokens_of(work, step))).collect()
+}
+
 /// Keys and values of all requests in a step.
 pub(super) fn upload_step<T: Half>(stream: &Stream, work: &Work, step: usize) -> Result<[Tensor<T>; 2]> {
-    let upload = |kind| {
-        let all = (0..work.requests).flat_map(|request| rows::<T>(work, kind, request, tokens_of(work, step)));
-        stream.upload(&all.collect::<Vec<T>>(), [work.rows(), work.kv_heads, work.head_dim])
-    };
+    let upload = |kind| stream.upload(&of_step::<T>(work, kind, step), [work.rows(), work.kv_heads, work.head_dim]);
     Ok([upload(Kind::Key)?, upload(Kind::Value)?])
 }
 
@@ -93,6 +95,5 @@ pub(super) fn tokens_of(work: &Work, step: usize) -> std::ops::Range<usize> {
 
 /// The queries of a rank in a step, `[rows, N, D]`.
 pub(super) fn queries<T: Half>(work: &Work, rank: usize, step: usize) -> Vec<T> {
-    let of_request = |request| rows::<T>(work, Kind::Query { rank }, request, tokens_of(work, step));
-    (0..work.requests).flat_map(of_request).collect()
+    of_step(work, Kind::Query { rank }, step)
 }

@@ -77,7 +77,7 @@ fn fill<T: Half>(
 }
 
 /// The queries of all ranks, `[rows, heads of all, D]`.
-fn all_queries<T: Half>(work: &Work, step: usize) -> Vec<T> {
+pub(super) fn all_queries<T: Half>(work: &Work, step: usize) -> Vec<T> {
     let (heads, dim) = (work.heads * work.ranks, work.head_dim);
     let mut all = vec![T::of(0.0); work.rows() * heads * dim];
     for rank in 0..work.ranks {

@@ -36,6 +36,19 @@ fn divided_contexts_are_compared_with_one_device() {
 }
 
 #[test]
+fn divided_rows_are_compared_with_one_device() {
+    let rows = ["--by-rows", "--new", "70", "--ranks", "3", "--json"];
+    let output = command("ranks", &[&SMALL[..], &rows].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let all: Value = serde_json::from_str(text(&output.stdout)).unwrap();
+    let report = &all["summary"];
+    assert!(report["by_rows"] == true && report["difference"].as_f64().unwrap() < 0.01, "{report}");
+    // Two other ranks: of 3 requests 24 of 70 new keys and 128 of 370 cached ones, all of them with their values.
+    assert_eq!(report["sent_bytes"], 2 * 3 * (24 + 128) * 2 * 64 * 2);
+    assert_eq!(report["part_seconds"]["exchange"], 0.0, "{report}");
+}
+
+#[test]
 fn a_step_is_drawn_with_a_row_for_each_rank() {
     let folder = tempfile::tempdir().unwrap();
     let [svg, png] = ["step.svg", "step.png"].map(|name| folder.path().join(name));

@@ -56,6 +56,12 @@ impl Interleave {
         shard.map_or(0, |shard| shard.local_len(len as u64) as usize)
     }
 
+    /// The positions among the first `len` that `rank` holds, in order.
+    pub(crate) fn positions(self, len: usize, rank: usize) -> impl Iterator<Item = usize> {
+        let (ranks, run) = (self.ranks(), self.tokens_in_run());
+        (0..self.local_len(len, rank)).map(move |local| (local / run * ranks + rank) * run + local % run)
+    }
+
     /// Refuses blocks that do not hold whole runs.
     pub(crate) fn check(self, block_size: usize) -> Result<(), Violation> {
         check_block_size(block_size)?;
@@ -114,7 +120,9 @@ mod tests {
             let row: Vec<usize> = (0..blocks).map(|b| b * 3 + 1).collect();
             let len = cut % (block_size * ranks * blocks + 1);
             let mut held = vec![Vec::new(); ranks];
+            let mut positions = vec![Vec::new(); ranks];
             for position in 0..len {
+                positions[share.rank_of(position)].push(position);
                 let mut holders = 0;
                 for (rank, held) in held.iter_mut().enumerate() {
                     if let Some(slot) = share.slot(&row, position, block_size, rank).unwrap() {
@@ -127,6 +135,7 @@ mod tests {
             }
             for (rank, slots) in held.iter().enumerate() {
                 prop_assert_eq!(slots.len(), share.local_len(len, rank));
+                prop_assert_eq!(share.positions(len, rank).collect::<Vec<_>>(), &positions[rank][..]);
                 // A rank's tokens are in order, as in a cache of their own.
                 let own: Vec<usize> = (0..slots.len()).map(|p| slot(&row, p, block_size).unwrap()).collect();
                 prop_assert_eq!(slots, &own);

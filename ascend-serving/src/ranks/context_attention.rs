@@ -14,8 +14,9 @@ use crate::kv::{
 };
 use crate::rules;
 
-use super::context_parallel::{ContextParallel, ContextSplit, Queries};
-use super::step_agreement::{SequenceNames, StepOrder};
+use super::context_parallel::{ContextParallel, ContextSplit};
+use super::paged_rows::Queries;
+use super::step_agreement::{SequenceNames, StepOrder, refuse};
 
 /// One rank of an attention whose contexts are divided over ranks (decode context parallelism, DCP): each rank has a
 /// part of every request's keys, and some of the query heads, and gets the attention of its own heads over all keys.
@@ -37,21 +38,24 @@ use super::step_agreement::{SequenceNames, StepOrder};
 /// The first layer of a step compares what the ranks bring, before it writes or computes anything: lengths, order of
 /// the sequences, runs, layers, heads, element type, scale and graph. Where a rank has another step, all ranks refuse
 /// the layer with the first difference and the ranks that have it ([`RANKS_BATCH`](crate::rules::RANKS_BATCH)), and
-/// nothing has changed: the wrong ones begin the step again, the others repeat the layer. A rank that has left out a
-/// step, or makes one twice, mostly does not come so far: [`begin`](Self::begin) refuses its sequences there, and the
-/// other ranks wait for it. A sequence goes by the step and request that had it first, so that two new ones of equal
+/// nothing has changed: the wrong ones begin the step again, the others repeat the layer. A rank that is refused before
+/// by a rule of its own, or ends its step before the first layer, takes part in the comparison as a refused one, without
+/// waiting: the others refuse the layer with its name, and repeat it. A sequence goes by the step and request that had it first, so that two new ones of equal
 /// lengths may change places unseen. That costs an exchange of 8 bytes of each rank in each step, for which the host
 /// waits until the stream has come to the step; [`trust_steps`](Self::trust_steps) leaves it out.
 ///
-/// Any other refusal leaves rank and step as they were, and the other ranks waiting until the call is repeated or the
-/// rank is dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its
+/// A refusal leaves rank and step as they were. Behind the comparison, or without it, the other ranks wait until the
+/// call is repeated or the rank is dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its
 /// communicator: the other ranks fail with an error of their own, on the emulation at once, on hardware after the limit
 /// of HCCL, and every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)).
 ///
+/// Prompts may be computed with their rows divided in the place of the heads ([`begin_rows`](Self::begin_rows)), over the
+/// same sequences and caches.
+///
 /// Over a cache of latents ([`CacheShape::latent`](crate::kv::CacheShape::latent)) a layer has
 /// [absorbed](crate::LatentForm::Absorbed) queries, whose rotary parts are gathered too, and its output is
-/// `[tokens, N, 512]`, which the caller projects. Steps add one token a request there, and need CANN 8.5: before, the
-/// operator gives no log-sum-exps of latents.
+/// `[tokens, N, 512]`, which the caller projects. Each new token sees its keys in a row of its own there, of prompts and
+/// drafts as well. Steps of divided heads need CANN 8.5: before, the operator gives no log-sum-exps of latents.
 ///
 /// It needs ScatterPaKvCache, AttentionUpdate and HCCL: Atlas A2, A3 or Ascend 950, a release after CANN 8.1.
 ///
@@ -104,6 +108,9 @@ pub struct ContextAttention<T: Element> {
     pub(super) names: SequenceNames,
     /// Whether steps begin without a comparison of the ranks.
     trusts: bool,
+    /// Where the rank says that it was refused, so that no stream of the caller waits for the others. Made for the
+    /// first refusal.
+    refusals: Option<Stream>,
 }
 
 impl<T: Element> ContextAttention<T> {
@@ -141,7 +148,8 @@ impl<T: Element> ContextAttention<T> {
         let rank = communicator.rank();
         let entry = CacheEntry::new(&pool);
         let names = SequenceNames::default();
-        Ok(Self { communicator: Some(communicator), rank, shape, cache, division, pool, entry, names, trusts: false })
+        let (communicator, trusts, refusals) = (Some(communicator), false, None);
+        Ok(Self { communicator, rank, shape, cache, division, pool, entry, names, trusts, refusals })
     }
 
     /// Leaves out the comparison of steps, for an engine which makes sure that the ranks' steps are equal by itself:
@@ -197,16 +205,6 @@ impl<T: Element> ContextAttention<T> {
         self.entry.check_marked(sequence, tokens)?;
         self.entry.mark_computed(sequence.stamp(), tokens);
         Ok(())
-    }
-
-    /// The bytes that this rank sends to others in a layer of a step of `tokens` tokens: queries, and results with
-    /// their log-sum-exps. It receives as many.
-    pub fn sent_bytes(&self, tokens: usize) -> u64 {
-        let AttentionShape { heads, head_dim, .. } = self.shape;
-        let elements = head_dim as u64 + self.output_dim() as u64;
-        let bytes = elements * size_of::<T>() as u64 + size_of::<f32>() as u64;
-        let others = self.division.share().ranks() as u64 - 1;
-        [tokens as u64, heads as u64, bytes].into_iter().fold(others, u64::saturating_mul)
     }
 
     /// Elements of a head of the output.
@@ -272,31 +270,19 @@ impl<T: Element> ContextAttention<T> {
         )
     }
 
-    /// Checks a step of these requests and begins it; `graph` is the size of the graph that replays it, or 0.
+    /// Checks a step of these requests and begins it, in a form in which the ranks agree.
     pub(super) fn prepare<'a>(
         &mut self,
         stream: &'a Stream,
         requests: &[BatchRequest<'_>],
-        graph: usize,
+        form: i64,
     ) -> Result<PreparedStep<'a>> {
         self.joined()?;
         self.cache.admits(stream)?;
         for sequence in requests.iter().filter_map(|request| request.sequence) {
             self.holds(sequence)?;
         }
-        let split = self.division.divide(requests, self.cache.pool().pad_policy())?;
-        if self.cache.shape().is_latent()
-            && let Some(index) = requests.iter().position(|request| request.new != 1)
-        {
-            return Err(Violation::new(
-                &rules::BACKEND_LATENT,
-                format_args!("{} new tokens of request {index} over a cache of latents", requests[index].new),
-                "1 a request",
-                "compute prompts on each rank for its own heads, write the latents that it holds by `cache_mut`, and \
-                 say so by `mark_computed`",
-            )
-            .into());
-        }
+        let split = self.division.divide(requests, self.cache.pool().pad_policy(), self.cache.shape().is_latent())?;
         // Blocks that go back from here on wait for the step.
         let lease = self.pool.begin_step(stream);
         let tokens = requests.iter().enumerate();
@@ -308,10 +294,15 @@ impl<T: Element> ContextAttention<T> {
         if let Some(block) = self.pool.first_uncopied(blocks(), CopiesIn::Cache(&self.entry)) {
             return Err(uncopied(format_args!("block {block} of the step")).into());
         }
-        let compared = !self.trusts && self.division.share().ranks() > 1;
+        let compared = self.compares();
         let settings = (self.shape, self.cache.shape(), T::DTYPE);
-        let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests, graph));
+        let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests, form));
         Ok(PreparedStep { split, order: StepOrder::new(terms), progress, lease })
+    }
+
+    /// The heads of all ranks.
+    pub(super) fn all_heads(&self) -> AttentionShape {
+        AttentionShape { heads: self.shape.heads * self.division.share().ranks(), ..self.shape }
     }
 
     /// Refuses a layer out of order, or inputs of other shapes and kinds; returns the queries.
@@ -319,7 +310,7 @@ impl<T: Element> ContextAttention<T> {
         &self,
         stream: &Stream,
         (layer, order): (usize, &StepOrder),
-        tokens: usize,
+        (heads, rows): (usize, StepRows),
         inputs: &LayerInputs<'i, T>,
     ) -> Result<Queries<'i, T>> {
         self.joined()?;
@@ -333,9 +324,7 @@ impl<T: Element> ContextAttention<T> {
                 .fix("compute layers with masks or sinks of their own on each rank, by `Attention`"));
         }
         let rope = inputs.absorbed_rope(layer, cache.is_latent(), &rules::BACKEND_LATENT)?;
-        let rows =
-            StepRows { actual: tokens, padded: tokens, padding: true, fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX] };
-        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let AttentionShape { kv_heads, head_dim, .. } = self.shape;
         let query_dim = if rope.is_some() { cache.key_dim } else { head_dim };
         let [key, value] = names_of_keys(rope.is_some());
         let tensors = [
@@ -351,6 +340,54 @@ impl<T: Element> ContextAttention<T> {
         Ok(Queries { query: inputs.query, rope })
     }
 
+    /// Whether the ranks compare their steps.
+    fn compares(&self) -> bool {
+        !self.trusts && self.division.share().ranks() > 1
+    }
+
+    /// Tells the other ranks where a step was refused that they have not agreed in, so that they do not wait for this
+    /// rank. `order` is that of the step, once it has begun.
+    pub(super) fn tell_refused<R>(&mut self, order: Option<&mut StepOrder>, outcome: Result<R>) -> Result<R> {
+        let is_open = order.as_ref().map_or(self.compares(), |order| order.is_open());
+        if outcome.is_err() && is_open {
+            order.into_iter().for_each(StepOrder::tell);
+            self.refuse_step();
+        }
+        outcome
+    }
+
+    /// Tells the other ranks at the end of a step if they wait for it: those which wait for layers by leaving, and those
+    /// which compare, and have heard nothing, by a refusal.
+    pub(super) fn end_step(&mut self, order: &StepOrder) {
+        if order.is_torn(self.cache.shape().layers) {
+            self.leave();
+        } else if order.is_silent() {
+            self.refuse_step();
+        }
+    }
+
+    /// Takes part in the comparison of a step as a rank that was refused; where that fails the rank leaves.
+    fn refuse_step(&mut self) {
+        let Some(communicator) = &mut self.communicator else {
+            return;
+        };
+        let stream = match self.refusals.take() {
+            Some(stream) => Ok(stream),
+            None => self.cache.device().stream().map_err(Error::from),
+        };
+        let told = stream.and_then(|stream| {
+            refuse(communicator, &stream, 1)?;
+            Ok(stream)
+        });
+        match told {
+            Ok(stream) => self.refusals = Some(stream),
+            Err(error) => {
+                tracing::error!("rank {} leaves, since it cannot tell the others of a refusal: {error}", self.rank);
+                self.leave();
+            }
+        }
+    }
+
     /// Compares a step with those of the other ranks, unless they trust each other or have agreed in it.
     pub(super) fn agree(&mut self, stream: &Stream, order: &mut StepOrder) -> Result<()> {
         let Some(terms) = &order.terms else {
@@ -364,13 +401,15 @@ impl<T: Element> ContextAttention<T> {
                 order.begin();
                 Ok(())
             }
-            Ok(Some(difference)) => Err(difference.into()),
-            Err(error) => {
-                if exchanged {
-                    self.leave();
-                }
+            Ok(Some(difference)) => {
+                order.tell();
+                Err(difference.into())
+            }
+            Err(error) if exchanged => {
+                self.leave();
                 Err(error)
             }
+            Err(error) => self.tell_refused(Some(order), Err(error)),
         }
     }
 
@@ -393,6 +432,14 @@ impl<T: Element> ContextAttention<T> {
         }
     }
 }
+
+/// The rows that a rank brings to a layer, and how to bring them.
+pub(super) fn rows_of_layer(rows: usize, fixes: [&'static str; 2]) -> StepRows {
+    StepRows { actual: rows, padded: rows, padding: true, fixes }
+}
+
+/// How to bring the rows and heads of a layer whose heads are divided.
+pub(super) const HEADS_FIXES: [&str; 2] = [rules::STEP_TOKENS.fix, STEP_HEADS_FIX];
 
 /// A step that was checked and begun.
 pub(super) struct PreparedStep<'a> {

@@ -11,7 +11,8 @@ use crate::backends::{AttentionShape, size};
 use crate::error::Result;
 use crate::kv::LayerCache;
 
-use super::context_parallel::{ContextSplit, Queries, RankPlan, record_single_rows};
+use super::context_parallel::ContextSplit;
+use super::paged_rows::{PagedPlan, Queries, over_keys, record_single_rows};
 use super::row_order::{RowOrder, lse_bits, lse_of};
 
 /// A part of a layer, by what a [mark](crate::ContextStep::marks) of the time stands behind.
@@ -22,7 +23,8 @@ pub enum ContextPart {
     Start,
     /// Keys and values are in the cache.
     Write,
-    /// The queries of all ranks are here, in order.
+    /// The queries of all ranks are here, in order; where rows are divided, the keys and values of all, and those of the
+    /// rank are in its cache.
     Gather,
     /// The calls over the rank's keys and of the new tokens are over.
     Attention,
@@ -53,7 +55,7 @@ pub(super) struct ContextExchange<T: Element> {
     /// Of latents the rotary parts of the queries.
     query_rope: Option<Gather<T>>,
     /// The rank's call over its keys, if it has any.
-    call: Option<RankPlan>,
+    call: Option<PagedPlan>,
     /// Results over the rank's keys, of the heads of all ranks.
     local: Output<T>,
     scatter: RowOrder,
@@ -134,7 +136,8 @@ impl<T: Element> ContextExchange<T> {
         let mut exchange = Self::of(stream, shape, size, (layer.queries, value_dim), new, false, split.parts())?;
         if let Some(rank) = split.ranks().get(rank) {
             let all = AttentionShape { heads: shape.heads * size, ..shape };
-            exchange.call = rank.plan(all, exchange.queries(), &layer.cache, layer.block_table)?;
+            let call = |layout| over_keys(all, layout);
+            exchange.call = rank.rows().plan(call, exchange.queries(), &layer.cache, layer.block_table)?;
         }
         if exchange.call.is_none() {
             // No row of these is taken, but they are sent.

@@ -16,9 +16,9 @@ use crate::graphs::{GraphPool, GraphStep, copy_rows, zeros};
 use crate::kv::{BlockPool, CacheEntry, StepLease, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
 use crate::rules;
 
-use super::context_attention::{ContextAttention, PreparedStep, joined, no_rank};
+use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, no_rank, rows_of_layer};
 use super::context_exchange::ContextExchange;
-use super::context_parallel::Queries;
+use super::paged_rows::Queries;
 use super::step_agreement::StepOrder;
 
 /// Decode steps of one rank of a [`ContextAttention`], replayed from graphs that were captured for some numbers of
@@ -153,6 +153,18 @@ impl<T: Element> ContextGraphs<T> {
         stream: &'a Stream,
         requests: &[BatchRequest<'_>],
     ) -> Result<ContextGraphStep<'a, T>> {
+        let started = self.start(attention, stream, requests);
+        let (step, order, lease) = attention.tell_refused(None, started)?;
+        Ok(ContextGraphStep { attention, step, stream, tokens: requests.len(), order, _lease: lease })
+    }
+
+    /// Begins a step, of which the other ranks are told nothing.
+    fn start<'a>(
+        &'a mut self,
+        attention: &mut ContextAttention<T>,
+        stream: &'a Stream,
+        requests: &[BatchRequest<'_>],
+    ) -> Result<StartedGraphs<'a, T>> {
         if !Arc::ptr_eq(&self.entry, attention.entry()) {
             return Err(rules::SETTINGS_CACHE
                 .broken(format_args!("graphs of another cache than that of rank {}", attention.rank()), "its own")
@@ -168,7 +180,7 @@ impl<T: Element> ContextGraphs<T> {
             self.check(index, request)?;
         }
         let (rank, blocks) = (attention.rank(), attention.cache.pool().blocks());
-        let PreparedStep { split, order, progress, lease } = attention.prepare(stream, requests, rows)?;
+        let PreparedStep { split, order, progress, lease } = attention.prepare(stream, requests, rows as i64)?;
         let own = split.ranks().get(rank).ok_or_else(|| no_rank(rank, split.ranks().len()))?;
         let more = rows.saturating_sub(requests.len());
         let table: Vec<&[usize]> = (0..rows).map(|request| own.table().row(request).unwrap_or(&[])).collect();
@@ -192,7 +204,7 @@ impl<T: Element> ContextGraphs<T> {
             buffers.slots.overwrite(stream, &slots)?;
             buffers.exchange.keep(stream, &lengths)
         })?;
-        Ok(ContextGraphStep { attention, step, stream, tokens: requests.len(), order, _lease: lease })
+        Ok((step, order, lease))
     }
 
     /// Refuses a request that the graphs cannot hold.
@@ -226,6 +238,9 @@ impl<T: Element> fmt::Debug for ContextGraphs<T> {
     }
 }
 
+/// A step of graphs, its order, and the hold on its blocks.
+type StartedGraphs<'a, T> = (GraphStep<'a, ContextBuffers<T>>, StepOrder, StepLease<'a, Stream>);
+
 /// A step in progress on one rank, replayed layer by layer. From [`ContextGraphs::begin`]; it ends as a
 /// [`ContextStep`](crate::ContextStep) does.
 pub struct ContextGraphStep<'a, T: Element> {
@@ -248,10 +263,12 @@ impl<T: Element> ContextGraphStep<'_, T> {
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let inputs = inputs.into();
         let outcome = self.ready(layer, &inputs);
+        let outcome = self.attention.tell_refused(Some(&mut self.order), outcome);
         if outcome.is_err() {
             self.step.silence();
         }
         let output = outcome?;
+        self.attention.agree(self.stream, &mut self.order).inspect_err(|_| self.step.silence())?;
         let launched = self.step.launch(layer);
         match launched {
             Ok(()) => self.order.advance(),
@@ -260,10 +277,11 @@ impl<T: Element> ContextGraphStep<'_, T> {
         launched.map(|()| output)
     }
 
-    /// Checks a layer, copies its inputs, and agrees with the other ranks in the step.
+    /// Checks a layer and copies its inputs.
     fn ready(&mut self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<Tensor<T>> {
         self.step.admits(layer)?;
-        let queries = self.attention.check_layer(self.stream, (layer, &self.order), self.tokens, inputs)?;
+        let rows = (self.attention.shape.heads, rows_of_layer(self.tokens, HEADS_FIXES));
+        let queries = self.attention.check_layer(self.stream, (layer, &self.order), rows, inputs)?;
         let own = self.step.buffers();
         let output = own.output.narrow(0, 0..self.tokens)?;
         let [key, value] = names_of_keys(queries.rope.is_some());
@@ -274,7 +292,6 @@ impl<T: Element> ContextGraphStep<'_, T> {
             queries.rope.zip(own.query_rope.as_ref()).map(|(from, to)| ("query_rope", from, to)),
         ];
         copy_rows(self.stream, copies.iter().flatten().map(|(name, from, to)| (*name, &***from, &***to)))?;
-        self.attention.agree(self.stream, &mut self.order)?;
         Ok(output)
     }
 
@@ -289,9 +306,7 @@ impl<T: Element> ContextGraphStep<'_, T> {
 
 impl<T: Element> Drop for ContextGraphStep<'_, T> {
     fn drop(&mut self) {
-        if self.order.is_torn(self.attention.cache.shape().layers) {
-            self.attention.leave();
-        }
+        self.attention.end_step(&self.order);
     }
 }
 

@@ -1,20 +1,22 @@
 //! Which rank holds which key of a step, and what each rank computes of it.
 
-use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, FusedInferAttention, Inputs, PerRequest};
-use ascend_attention::graph::Capturing;
+use std::ops::Range;
+
+use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::Layout;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
-use ascend_attention::{CausalOrigin, Element, Mask, Output, Plan, Queue, Stream, Tensor, Violation};
+use ascend_attention::{CausalOrigin, Element, Plan, Stream, Tensor, Violation};
 
-use crate::backends::{AttentionShape, size};
+use crate::backends::AttentionShape;
 use crate::batch::{AttentionMetadata, BatchRequest};
 use crate::causality::Causality;
 use crate::error::Result;
-use crate::kv::{
-    CopiesIn, Interleave, LayerCache, MAX_INT32, PadPolicy, PageTable, check_slots, uncopied, written_over,
-};
+use crate::kv::{CopiesIn, Interleave, MAX_INT32, PadPolicy, PageTable, check_slots, uncopied, written_over};
 use crate::rules::{self, room};
+
+use super::paged_rows::PagedRows;
+use super::zigzag::zigzag;
 
 /// Divides contexts that are too long for one cache over ranks, each with a cache of its own.
 ///
@@ -42,8 +44,10 @@ pub struct ContextParallel {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextSplit {
     ranks: Vec<RankStep>,
-    new: Option<NewTokens>,
-    rows: Vec<PartsOfRows>,
+    new: NewTokens,
+    /// Whether each row sees its own key in the call of the rank that holds it.
+    single: bool,
+    parts: Vec<PartsOfRows>,
 }
 
 /// The slots, lengths and table of one rank in a step.
@@ -51,33 +55,14 @@ pub struct ContextSplit {
 pub struct RankStep {
     rank: usize,
     slots: Vec<i32>,
-    kv_lengths: PerRequest,
-    q_ends: Cumulative,
     table: PageTable,
-    /// Tokens in a block of the rank's cache.
-    block_size: usize,
-    single: bool,
-}
-
-/// The queries of a layer; over latents with their rotary parts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Queries<'a, T: Element> {
-    pub(super) query: &'a Tensor<T>,
-    pub(super) rope: Option<&'a Tensor<T>>,
+    rows: PagedRows,
 }
 
 /// The call of new tokens among themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NewTokens {
     q_ends: Cumulative,
-}
-
-/// The prepared call of a rank over its keys. From [`RankStep::plan`].
-#[derive(Debug)]
-pub(super) struct RankPlan {
-    call: Plan,
-    /// Whether each request has one query row, so that the call is batched.
-    single: bool,
 }
 
 impl ContextParallel {
@@ -144,13 +129,19 @@ impl ContextParallel {
     ///
     /// [`AttentionMetadata::new`]: crate::AttentionMetadata::new
     pub fn split(&self, requests: &[BatchRequest<'_>], pad: PadPolicy) -> Result<ContextSplit, Violation> {
-        let split = self.divide(requests, pad)?;
+        let split = self.divide(requests, pad, false)?;
         requests.iter().enumerate().try_for_each(|(index, request)| check_progress(index, request))?;
         Ok(split)
     }
 
-    /// Divides a step without asking what was computed of its sequences.
-    pub(super) fn divide(&self, requests: &[BatchRequest<'_>], pad: PadPolicy) -> Result<ContextSplit, Violation> {
+    /// Divides a step without asking what was computed of its sequences; where `by_row`, each new token is a row of the
+    /// table, which sees the keys up to its own, as if it were a request that adds it alone.
+    pub(super) fn divide(
+        &self,
+        requests: &[BatchRequest<'_>],
+        pad: PadPolicy,
+        by_row: bool,
+    ) -> Result<ContextSplit, Violation> {
         if let PadPolicy::DumpSlot(slot) = pad
             && slot as usize >= self.block_size
         {
@@ -175,14 +166,19 @@ impl ContextParallel {
         if requests.is_empty() {
             return Err(rules::no_requests());
         }
-        let single = requests.iter().all(|request| request.new == 1);
+        let single = by_row || requests.iter().all(|request| request.new == 1);
+        // The keys that the rows of the table see, before they are divided.
+        let seen = |request: &BatchRequest<'_>| match single {
+            true => request.cached + 1..request.cached + request.new + 1,
+            false => request.cached..request.cached + 1,
+        };
         // Blocks after the last one in use are left out: the table is as wide as the calls need.
         let mut rows = Vec::with_capacity(requests.len());
         for (index, request) in requests.iter().enumerate() {
             let columns = (request.cached + request.new).div_ceil(self.pool_block_size());
             let used = &request.row[..columns.min(request.row.len())];
             request.check_repeated(index, used, Causality::Causal)?;
-            rows.push(used);
+            rows.extend(seen(request).map(|_| used));
         }
         let table = PageTable::from_rows(&rows)?;
         let any_blocks = MAX_INT32 / self.block_size;
@@ -190,11 +186,8 @@ impl ContextParallel {
             let mut step = RankStep {
                 rank,
                 slots: Vec::new(),
-                kv_lengths: PerRequest::default(),
-                q_ends: ends.clone(),
                 table: table.clone(),
-                block_size: self.block_size,
-                single,
+                rows: PagedRows { q_ends: ends.clone(), kv_lengths: PerRequest::default(), single },
             };
             let mut padded = 0;
             for request in requests {
@@ -216,8 +209,9 @@ impl ContextParallel {
                     };
                     step.slots.push(slot);
                 }
-                let seen = if single { keys } else { request.cached };
-                step.kv_lengths.push(self.share.local_len(seen, rank))?;
+                for keys in seen(request) {
+                    step.rows.kv_lengths.push(self.share.local_len(keys, rank))?;
+                }
             }
             // Blocks outside of a rank's cache are found where its table goes to the device.
             check_slots(&step.slots, any_blocks, self.block_size, pad)?;
@@ -225,14 +219,15 @@ impl ContextParallel {
         });
         let ranks: Vec<RankStep> = ranks.collect::<Result<_, Violation>>()?;
         let own = if single { 0 } else { 1 << ranks.len() };
-        let parts = |request: usize| {
-            let ranks = ranks.iter().enumerate();
-            ranks
-                .fold(own, |parts: u16, (rank, step)| parts | u16::from(step.kv_lengths.lengths()[request] > 0) << rank)
-        };
-        let rows = requests.iter().enumerate();
-        let rows = rows.map(|(index, request)| PartsOfRows { rows: request.new, parts: parts(index) });
-        Ok(ContextSplit { rows: rows.collect(), new: (!single).then_some(NewTokens { q_ends: ends }), ranks })
+        let lengths = requests.iter().flat_map(|request| match single {
+            true => std::iter::repeat_n(1, request.new),
+            false => std::iter::repeat_n(request.new, 1),
+        });
+        let parts = lengths.enumerate().map(|(row, rows)| {
+            let of_rank = |(rank, step): (usize, &RankStep)| u16::from(step.kv_lengths().lengths()[row] > 0) << rank;
+            PartsOfRows { rows, parts: ranks.iter().enumerate().map(of_rank).fold(own, |parts, rank| parts | rank) }
+        });
+        Ok(ContextSplit { parts: parts.collect(), single, new: NewTokens { q_ends: ends }, ranks })
     }
 }
 
@@ -259,7 +254,7 @@ impl ContextSplit {
     /// Which ranks (bit `rank`) have keys for which rows; the bit after the last rank's is for the new tokens among
     /// themselves, which are a part of their own unless every request adds a single one.
     pub fn parts(&self) -> &[PartsOfRows] {
-        &self.rows
+        &self.parts
     }
 
     /// The number of the step's tokens.
@@ -267,9 +262,22 @@ impl ContextSplit {
         self.ranks.first().map_or(0, |rank| rank.slots.len())
     }
 
-    /// The call of the new tokens among themselves, unless every request adds a single one.
+    /// The step's tokens whose rows `rank` computes where rows are divided over the ranks
+    /// ([`ContextAttention::begin_rows`](crate::ContextAttention::begin_rows)), in the order in which it brings them:
+    /// of each request chunk `rank` and chunk `2 P - 1 - rank` of `2 P` for `P` ranks (zigzag), so that all have as much
+    /// to do. Chunks differ by one token where the new ones do not divide, and empty ones are left out.
+    pub fn rows(&self, rank: usize) -> Vec<Range<usize>> {
+        let mut start = 0;
+        let ends = self.new.q_ends.ends().iter().map(|end| std::mem::replace(&mut start, *end)..*end);
+        let chunks = ends.flat_map(|tokens| {
+            zigzag(self.ranks.len(), rank, tokens.len()).map(|rows| tokens.start + rows.start..tokens.start + rows.end)
+        });
+        chunks.filter(|rows| !rows.is_empty()).collect()
+    }
+
+    /// The call of the new tokens among themselves, unless each sees its own key in the call of a rank.
     pub(super) fn new_tokens(&self) -> Option<&NewTokens> {
-        self.new.as_ref()
+        (!self.single).then_some(&self.new)
     }
 }
 
@@ -282,7 +290,12 @@ impl RankStep {
 
     /// Keys of each request that the rank's call reads.
     pub fn kv_lengths(&self) -> &PerRequest {
-        &self.kv_lengths
+        &self.rows.kv_lengths
+    }
+
+    /// The query rows of the rank's call.
+    pub(super) fn rows(&self) -> &PagedRows {
+        &self.rows
     }
 
     /// The block table, the same for all ranks.
@@ -293,35 +306,6 @@ impl RankStep {
     /// The rank.
     pub fn rank(&self) -> usize {
         self.rank
-    }
-
-    /// Prepares the rank's call, in sparse mode 0 without a mask, with log-sum-exps. Single rows are in BNSD, which
-    /// every release takes in FLOAT16 too, other rows in TND. Query `[tokens, N, D]`. One plan serves all layers; none
-    /// is needed without keys, where there is nothing to compute.
-    pub(super) fn plan<T: Element>(
-        &self,
-        shape: AttentionShape,
-        queries: Queries<'_, T>,
-        cache: &LayerCache<T>,
-        block_table: &BlockTable,
-    ) -> Result<Option<RankPlan>> {
-        if self.kv_lengths.lengths().iter().all(|len| *len == 0) {
-            return Ok(None);
-        }
-        let call = |layout| over_keys(shape, layout);
-        let (q, kv) = (&self.q_ends, &self.kv_lengths);
-        let call = match self.single {
-            true => {
-                let single = SingleQueries::of(queries)?;
-                let lengths = CallLengths::Batched { q: None, kv };
-                lengths.apply(call(Layout::Bnsd)).plan(paged(single.queries(), cache, block_table))?
-            }
-            false => {
-                let lengths = CallLengths::PackedPaged { q, kv };
-                lengths.apply(call(Layout::Tnd)).plan(paged(queries, cache, block_table))?
-            }
-        };
-        Ok(Some(RankPlan { call, single: self.single }))
     }
 }
 
@@ -339,71 +323,5 @@ impl NewTokens {
         let lengths = CallLengths::PackedDense { q: ends, kv: ends };
         let call = shape.call(Layout::Tnd).mask(causal).softmax_lse(true);
         Ok(lengths.apply(call).plan(inputs)?)
-    }
-}
-
-/// The call of single rows over a rank's keys, with the heads of all ranks, recorded into a graph: the call of
-/// [`RankStep::plan`], of lengths up to the longest.
-pub(super) fn record_single_rows<T: Element>(
-    capture: &Capturing<'_>,
-    shape: AttentionShape,
-    longest: CallLengths<'_>,
-    (queries, cache, block_table): (Queries<'_, T>, &LayerCache<T>, &BlockTable),
-    output: &Output<T>,
-) -> Result<()> {
-    let single = SingleQueries::of(queries)?;
-    let inputs = paged(single.queries(), cache, block_table);
-    let call = capture.attention(&over_keys(shape, Layout::Bnsd), longest, inputs)?;
-    Ok(capture.launch_into(call, inputs, &mut single_output(output)?)?)
-}
-
-/// The call over a rank's keys, in sparse mode 0 without a mask, with log-sum-exps.
-fn over_keys(shape: AttentionShape, layout: Layout) -> FusedInferAttention {
-    shape.call(layout).mask(Mask::none()).softmax_lse(true)
-}
-
-fn paged<'a, T: Element>(queries: Queries<'a, T>, cache: &'a LayerCache<T>, table: &'a BlockTable) -> Inputs<'a, T> {
-    cache.inputs(queries.query, queries.rope).paged(table)
-}
-
-/// Queries of single rows, in the shapes of [`single_rows`].
-struct SingleQueries<T: Element>(Tensor<T>, Option<Tensor<T>>);
-
-impl<T: Element> SingleQueries<T> {
-    fn of(queries: Queries<'_, T>) -> Result<Self> {
-        Ok(Self(single_rows(queries.query)?, queries.rope.map(single_rows).transpose()?))
-    }
-
-    fn queries(&self) -> Queries<'_, T> {
-        Queries { query: &self.0, rope: self.1.as_ref() }
-    }
-}
-
-/// Single rows, `[B, N, D]`, as `[B, N, 1, D]`: the same elements in the same order.
-fn single_rows<T: Element>(tensor: &Tensor<T>) -> Result<Tensor<T>> {
-    let [rows, heads, dim] = [0, 1, 2].map(|axis| size(tensor, axis));
-    Ok(tensor.reshape([rows, heads, 1, dim])?)
-}
-
-/// Results of single rows in the shapes of [`single_rows`].
-fn single_output<T: Element>(output: &Output<T>) -> Result<Output<T>> {
-    let softmax_lse = output.softmax_lse.as_ref().map(single_rows).transpose()?;
-    Ok(Output { attention: single_rows(&output.attention)?, softmax_lse })
-}
-
-impl RankPlan {
-    /// Queues the call: attention `[tokens, N, D]` and log-sum-exps `[tokens, N, 1]` over the rank's keys. Rows without
-    /// keys mean nothing.
-    pub(super) fn launch_into<T: Element>(
-        &self,
-        queue: &impl Queue,
-        (queries, cache, block_table): (Queries<'_, T>, &LayerCache<T>, &BlockTable),
-        output: &mut Output<T>,
-    ) -> Result<()> {
-        if !self.single {
-            return Ok(self.call.launch_into(queue, paged(queries, cache, block_table), output)?);
-        }
-        let single = SingleQueries::of(queries)?;
-        Ok(self.call.launch_into(queue, paged(single.queries(), cache, block_table), &mut single_output(output)?)?)
     }
 }

@@ -1,17 +1,24 @@
 //! A step in progress on one rank of an attention whose contexts are divided.
 
+use std::iter;
+use std::ops::Range;
+
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Event, Stream, Tensor};
 
+use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
 use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, StepLease};
+use crate::kv::{CacheShape, CacheWrite, StepLease};
 
-use super::context_attention::{ContextAttention, PreparedStep, joined, no_rank};
+use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, no_rank, rows_of_layer};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
-use super::context_parallel::{ContextSplit, Queries};
-use super::step_agreement::StepOrder;
+use super::context_parallel::ContextSplit;
+use super::paged_rows::Queries;
+use super::row_exchange::RowExchange;
+use super::row_split::RowSplit;
+use super::step_agreement::{BY_HEADS, BY_ROWS, StepOrder};
 
 impl<T: Element> ContextAttention<T> {
     /// Begins a step of these requests on a stream, of the same ones on every rank: copies the block table to the
@@ -25,16 +32,112 @@ impl<T: Element> ContextAttention<T> {
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) by what this rank has computed of a sequence;
-    /// [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for more than one new token of a request over latents; as for
-    /// [`ContextParallel::split`](crate::ContextParallel::split).
+    /// as for [`ContextParallel::split`](crate::ContextParallel::split). The other ranks are told of a refusal, as the
+    /// [attention](ContextAttention) says.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
-        let PreparedStep { split, order, progress, lease } = self.prepare(stream, requests, 0)?;
-        let own = split.ranks().get(self.rank).ok_or_else(|| no_rank(self.rank, split.ranks().len()))?;
-        let block_table = self.cache.block_table(stream, own.table())?;
-        let layers = QueuedLayers::new(self.cache.shape().layers, vec![progress], STEP_AGAIN);
-        Ok(ContextStep::new(self, stream, (split, block_table), order, (layers, lease)))
+        let begun = self.prepare(stream, requests, BY_HEADS).and_then(|step| {
+            let own = step.split.ranks().get(self.rank);
+            let own = own.ok_or_else(|| no_rank(self.rank, step.split.ranks().len()))?;
+            let block_table = self.cache.block_table(stream, own.table())?;
+            Ok((step, Divided::Heads(Box::new(block_table), None)))
+        });
+        let (step, divided) = self.tell_refused(None, begun)?;
+        Ok(ContextStep::new(self, stream, step, divided))
+    }
+
+    /// Begins a step whose rows are divided over the ranks, with the heads of all (prefill context parallelism, PCP):
+    /// for prompts and their chunks, behind cached tokens too. The rank brings the [rows](ContextStep::rows) that it
+    /// has, with `P * N` query heads, and the keys and values of these rows alone. A layer gathers the keys and values
+    /// of all ranks, and those in front of the step too; each rank keeps those that its cache holds, and attends with
+    /// its rows, each of which sees every key up to its own, so that nothing is merged. A step of
+    /// [`begin`](Self::begin) may follow over the same sequences.
+    ///
+    /// The step keeps the keys and values of its requests in one layer, those of all ranks, in memory of its own.
+    ///
+    /// # Errors
+    /// As for [`begin`](Self::begin); [`POOL_SIZE`](crate::rules::POOL_SIZE) for more keys than have slots, and
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) behind cached tokens where a token's row in the cache is not
+    /// contiguous.
+    pub fn begin_rows<'a>(
+        &'a mut self,
+        stream: &'a Stream,
+        requests: &[BatchRequest<'_>],
+    ) -> Result<ContextStep<'a, T>> {
+        let begun = self.prepare(stream, requests, BY_ROWS).and_then(|step| {
+            let (pool, by_row) = (self.cache.pool(), self.cache.shape().is_latent());
+            let rows = RowSplit::new(&step.split, self.division(), requests, (self.rank, pool), by_row)?;
+            Ok((step, Divided::Rows(Box::new(rows), None)))
+        });
+        let (step, divided) = self.tell_refused(None, begun)?;
+        Ok(ContextStep::new(self, stream, step, divided))
     }
 }
+
+/// What a step divides over the ranks, and the calls that its first layer has prepared for all layers, with their
+/// tensors.
+#[derive(Debug)]
+enum Divided<T: Element> {
+    /// The heads, whose rows are all on the rank, over the keys of a block table.
+    Heads(Box<BlockTable>, Option<Box<(CacheWrite, ContextExchange<T>)>>),
+    Rows(Box<RowSplit>, Option<Box<RowExchange<T>>>),
+}
+
+/// The calls of a layer.
+enum LayerCalls<'a, T: Element> {
+    Heads(&'a (CacheWrite, ContextExchange<T>), &'a BlockTable),
+    Rows(&'a mut RowExchange<T>),
+}
+
+impl<T: Element> Divided<T> {
+    /// The calls of a layer, prepared if it is the first.
+    fn calls<'a>(
+        &'a mut self,
+        attention: &ContextAttention<T>,
+        (stream, split, layer): (&Stream, &ContextSplit, usize),
+        (queries, key, value): RankInputs<'_, T>,
+    ) -> Result<LayerCalls<'a, T>> {
+        let (rank, cache) = (attention.rank, &attention.cache);
+        match self {
+            Self::Heads(block_table, calls) => {
+                let calls = match calls {
+                    Some(calls) => calls,
+                    None => {
+                        let cache = cache.layer(layer)?.clone();
+                        let tensors = ContextLayer { queries, key, value, cache, block_table };
+                        let exchange = ContextExchange::plan(stream, attention.shape, split, rank, &tensors)?;
+                        let slots = split.ranks().get(rank).map_or(&[][..], |rank| rank.slots());
+                        calls.insert(Box::new((
+                            CacheWrite::plan(&attention.cache, stream, slots, key, value)?,
+                            exchange,
+                        )))
+                    }
+                };
+                Ok(LayerCalls::Heads(calls, block_table))
+            }
+            Self::Rows(rows, calls) => {
+                let calls = match calls {
+                    Some(calls) => calls,
+                    None => {
+                        let (shape, ranks) = (attention.all_heads(), split.ranks().len());
+                        let exchange = RowExchange::plan(stream, shape, (rows, ranks), cache, (queries, [key, value]))?;
+                        calls.insert(Box::new(exchange))
+                    }
+                };
+                Ok(LayerCalls::Rows(calls))
+            }
+        }
+    }
+}
+
+/// The queries, keys and values that a rank brings to a layer.
+type RankInputs<'a, T> = (Queries<'a, T>, &'a Tensor<T>, &'a Tensor<T>);
+
+/// How to bring the rows and heads of a layer whose rows are divided.
+const ROWS_FIXES: [&str; 2] = [
+    "bring the rows that `ContextStep::rows` names, behind each other",
+    "bring query, key and value in this order, the query with the heads of all ranks: as many times those of the \
+     `AttentionShape`",
+];
 
 /// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by
 /// [`ContextStep::end`] or by dropping it. Where some of its layers are missing then, the rank leaves its communicator,
@@ -44,12 +147,10 @@ pub struct ContextStep<'a, T: Element> {
     attention: &'a mut ContextAttention<T>,
     stream: &'a Stream,
     split: ContextSplit,
-    block_table: BlockTable,
+    divided: Divided<T>,
+    /// The step's tokens whose rows the rank brings.
+    rows: Vec<Range<usize>>,
     order: StepOrder,
-    /// The write that the first layer has prepared for all layers.
-    write: Option<CacheWrite>,
-    /// The calls that the first layer has prepared for all layers, and their tensors.
-    exchange: Option<ContextExchange<T>>,
     /// Marks of the time, if they are asked for.
     marks: Option<Vec<(ContextPart, Event)>>,
     layers: QueuedLayers,
@@ -57,25 +158,18 @@ pub struct ContextStep<'a, T: Element> {
 }
 
 impl<'a, T: Element> ContextStep<'a, T> {
-    pub(super) fn new(
+    fn new(
         attention: &'a mut ContextAttention<T>,
         stream: &'a Stream,
-        (split, block_table): (ContextSplit, BlockTable),
-        order: StepOrder,
-        (layers, lease): (QueuedLayers, StepLease<'a, Stream>),
+        PreparedStep { split, order, progress, lease }: PreparedStep<'a>,
+        divided: Divided<T>,
     ) -> Self {
-        Self {
-            attention,
-            stream,
-            split,
-            block_table,
-            order,
-            write: None,
-            exchange: None,
-            marks: None,
-            layers,
-            _lease: lease,
-        }
+        let layers = QueuedLayers::new(attention.cache.shape().layers, vec![progress], STEP_AGAIN);
+        let rows = match &divided {
+            Divided::Heads(..) => iter::once(0..split.tokens()).collect(),
+            Divided::Rows(..) => split.rows(attention.rank),
+        };
+        Self { attention, stream, split, divided, rows, order, marks: None, layers, _lease: lease }
     }
 }
 
@@ -83,6 +177,29 @@ impl<T: Element> ContextStep<'_, T> {
     /// How the step is divided.
     pub fn split(&self) -> &ContextSplit {
         &self.split
+    }
+
+    /// The tokens of the step, counted over its requests, whose rows the rank brings to each layer, in order: all, or of
+    /// a step of [`begin_rows`](ContextAttention::begin_rows) its chunks of each request
+    /// ([`ContextSplit::rows`](crate::ContextSplit::rows)).
+    pub fn rows(&self) -> &[Range<usize>] {
+        &self.rows
+    }
+
+    /// The bytes that this rank sends to others in a layer: queries, and results with their log-sum-exps, or where rows
+    /// are divided keys and values, as many as the rank with most of them. It receives as many.
+    pub fn sent_bytes(&self) -> u64 {
+        let AttentionShape { heads, head_dim, .. } = self.attention.shape;
+        let CacheShape { kv_heads, key_dim, value_dim, .. } = self.attention.cache.shape();
+        let (rows, row) = match &self.divided {
+            Divided::Heads(..) => {
+                let elements = head_dim + self.attention.output_dim();
+                (self.split.tokens(), heads * (elements * size_of::<T>() + size_of::<f32>()))
+            }
+            Divided::Rows(rows, _) => (rows.sent_rows(), kv_heads * (key_dim + value_dim) * size_of::<T>()),
+        };
+        let others = self.split.ranks().len() as u64 - 1;
+        [rows as u64, row as u64].into_iter().fold(others, u64::saturating_mul)
     }
 
     /// Marks the time on the stream in front of each layer that is queued from now on, and behind each part of it.
@@ -99,7 +216,9 @@ impl<T: Element> ContextStep<'_, T> {
     /// Queues one layer: writes the keys and values that the rank holds, then attends. Query `[tokens, N, D]` of the
     /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank, or
     /// [inputs of latents](LayerInputs::latent); the attention of the rank's heads over
-    /// all keys, `[tokens, N, D]`. The first layer plans for all, and compares the ranks' steps, for which it waits for
+    /// all keys, `[tokens, N, D]`. In a step of [`begin_rows`](ContextAttention::begin_rows) all of these have the
+    /// rank's [rows](Self::rows) in the place of the tokens, and the query `P * N` heads, those over one key head behind
+    /// each other. The first layer plans for all, and compares the ranks' steps, for which it waits for
     /// the stream and the other ranks; the others return at once.
     ///
     /// # Errors
@@ -120,8 +239,8 @@ impl<T: Element> ContextStep<'_, T> {
             let output = Tensor::empty(self.stream.device(), queries.query.shape())?;
             Ok((queries, output))
         });
-        let (queries, mut output) = self.layers.note_refusal(outcome)?;
-        self.queue(layer, (queries, inputs.key, inputs.value), &mut output)?;
+        let (queries, output) = self.refused(outcome)?;
+        self.queue(layer, (queries, inputs.key, inputs.value), &output)?;
         Ok(output)
     }
 
@@ -145,23 +264,30 @@ impl<T: Element> ContextStep<'_, T> {
                 false => Err(Error::not_as_planned("output", output.desc(), format!("{shape:?}"))),
             }
         });
-        let queries = self.layers.note_refusal(outcome)?;
+        let queries = self.refused(outcome)?;
         self.queue(layer, (queries, inputs.key, inputs.value), output)
     }
 
     /// Refuses a layer out of order, or inputs of other shapes and kinds.
     fn check<'i>(&self, layer: usize, inputs: &LayerInputs<'i, T>) -> Result<Queries<'i, T>> {
         self.layers.check_not_repeated(layer)?;
-        self.attention.check_layer(self.stream, (layer, &self.order), self.split.tokens(), inputs)
+        let (shape, fixes) = match self.divided {
+            Divided::Heads(..) => (self.attention.shape, HEADS_FIXES),
+            Divided::Rows(..) => (self.attention.all_heads(), ROWS_FIXES),
+        };
+        let rows = rows_of_layer(self.rows.iter().map(Range::len).sum(), fixes);
+        self.attention.check_layer(self.stream, (layer, &self.order), (shape.heads, rows), inputs)
+    }
+
+    /// Notes a layer that was refused before anything of it was queued, and tells the other ranks where they have not
+    /// agreed in the step.
+    fn refused<R>(&mut self, outcome: Result<R>) -> Result<R> {
+        let outcome = self.layers.note_refusal(outcome);
+        self.attention.tell_refused(Some(&mut self.order), outcome)
     }
 
     /// Queues a layer that was checked.
-    fn queue(
-        &mut self,
-        layer: usize,
-        inputs: (Queries<'_, T>, &Tensor<T>, &Tensor<T>),
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
+    fn queue(&mut self, layer: usize, inputs: RankInputs<'_, T>, output: &Tensor<T>) -> Result<()> {
         let mut exchanges = false;
         let outcome = self.queue_layer(layer, inputs, output, &mut exchanges);
         match outcome {
@@ -175,24 +301,17 @@ impl<T: Element> ContextStep<'_, T> {
     fn queue_layer(
         &mut self,
         layer: usize,
-        (queries, key, value): (Queries<'_, T>, &Tensor<T>, &Tensor<T>),
-        output: &mut Tensor<T>,
+        inputs: RankInputs<'_, T>,
+        output: &Tensor<T>,
         exchanges: &mut bool,
     ) -> Result<()> {
-        let Self { attention, stream, split, block_table, order, write, exchange, layers, marks, .. } = self;
-        let (shape, rank, cache) = (attention.shape, attention.rank, &attention.cache);
-        let tensors = ContextLayer { queries, key, value, cache: cache.layer(layer)?.clone(), block_table };
-        let exchange = match exchange {
-            Some(exchange) => exchange,
-            None => exchange.insert(ContextExchange::plan(stream, shape, split, rank, &tensors)?),
-        };
-        let write = match write {
-            Some(write) => write,
-            None => write.insert(CacheWrite::plan(cache, stream, own_slots(split, rank), key, value)?),
-        };
+        let Self { attention, stream, split, divided, order, layers, marks, .. } = self;
+        let (queries, key, value) = inputs;
+        let calls = divided.calls(attention, (stream, split, layer), inputs);
+        let calls = attention.tell_refused(Some(order), calls)?;
         attention.agree(stream, order)?;
-        let ContextAttention { communicator, cache, .. } = &mut **attention;
-        let communicator = joined(communicator, rank)?;
+        let ContextAttention { communicator, cache, rank, .. } = &mut **attention;
+        let communicator = joined(communicator, *rank)?;
         let mut mark = |part| {
             if let Some(marks) = marks {
                 marks.push((part, stream.record_timing_event()?));
@@ -201,10 +320,19 @@ impl<T: Element> ContextStep<'_, T> {
         };
         mark(ContextPart::Start)?;
         layers.begin_write();
-        cache.write(stream, write, layer, key, value)?;
-        mark(ContextPart::Write)?;
-        *exchanges = true;
-        exchange.launch(communicator, stream, &tensors, output, &mut mark)
+        match calls {
+            LayerCalls::Heads((write, exchange), block_table) => {
+                let tensors = ContextLayer { queries, key, value, cache: cache.layer(layer)?.clone(), block_table };
+                cache.write(stream, write, layer, key, value)?;
+                mark(ContextPart::Write)?;
+                *exchanges = true;
+                exchange.launch(communicator, stream, &tensors, output, &mut mark)
+            }
+            LayerCalls::Rows(exchange) => {
+                *exchanges = true;
+                exchange.launch(communicator, stream, (cache, layer), (queries, [key, value]), output, &mut mark)
+            }
+        }
     }
 
     /// Ends the step, and checks that all its layers were queued.
@@ -218,12 +346,6 @@ impl<T: Element> ContextStep<'_, T> {
 
 impl<T: Element> Drop for ContextStep<'_, T> {
     fn drop(&mut self) {
-        if self.order.is_torn(self.attention.cache.shape().layers) {
-            self.attention.leave();
-        }
+        self.attention.end_step(&self.order);
     }
-}
-
-fn own_slots(split: &ContextSplit, rank: usize) -> &[i32] {
-    split.ranks().get(rank).map_or(&[], |rank| rank.slots())
 }

@@ -5,10 +5,14 @@ mod context_exchange;
 mod context_graphs;
 mod context_parallel;
 mod context_step;
+mod paged_rows;
 mod ring_attention;
+mod row_exchange;
 mod row_order;
+mod row_split;
 mod step_agreement;
 mod tensor_parallel;
+mod zigzag;
 
 pub use context_attention::ContextAttention;
 pub use context_exchange::ContextPart;

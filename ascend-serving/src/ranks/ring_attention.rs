@@ -14,12 +14,14 @@ use crate::rules;
 
 use super::context_attention::left;
 use super::step_agreement::{
-    ELEMENT_TYPE, KEY_ELEMENTS, KEY_HEADS, QUERY_HEADS, SCALE, Term, differing, gather, number,
+    ELEMENT_TYPE, KEY_ELEMENTS, KEY_HEADS, OTHERS_FIX, QUERY_HEADS, SCALE, STATE, Term, differing, gather, number,
+    refuse,
 };
+use super::zigzag::zigzag;
 
 /// What the ranks of a ring have in common.
-const TERMS: [Term; 6] =
-    [("tokens of the sequence", number), QUERY_HEADS, KEY_HEADS, KEY_ELEMENTS, ELEMENT_TYPE, SCALE];
+const TERMS: [Term; 7] =
+    [STATE, ("tokens of the sequence", number), QUERY_HEADS, KEY_HEADS, KEY_ELEMENTS, ELEMENT_TYPE, SCALE];
 
 /// One rank of a ring: causal attention of a sequence whose rows are divided over the ranks, each with their keys and
 /// values, as in the training of long contexts.
@@ -96,13 +98,7 @@ impl RingAttention {
     /// The rows of a sequence of `tokens` tokens that a rank has, of its two chunks. None for a rank that does not
     /// exist.
     pub fn rows(&self, rank: usize, tokens: usize) -> [Range<usize>; 2] {
-        let chunks = 2 * self.ranks;
-        let (base, more) = (tokens / chunks, tokens % chunks);
-        let start = |chunk: usize| chunk * base + chunk.min(more);
-        match rank < self.ranks {
-            true => [rank, chunks - 1 - rank].map(|chunk| start(chunk)..start(chunk + 1)),
-            false => [0..0, 0..0],
-        }
+        zigzag(self.ranks, rank, tokens)
     }
 
     /// The number of rows of a rank's first chunk, and of both.
@@ -118,9 +114,10 @@ impl RingAttention {
     /// # Errors
     /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE), and [`STEP_TOKENS`](crate::rules::STEP_TOKENS) or
-    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes: nothing was exchanged;
+    /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes;
     /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) on every rank where ranks differ in tokens, heads, element type or
-    /// scale: nothing was computed. Later errors, as for planning the calls, of launches and of HCCL: the rank has
+    /// scale, and on the others where one was refused by the rules before: nothing was computed, and the call can be
+    /// repeated. Later errors, as for planning the calls, of launches and of HCCL: the rank has
     /// left, and the other ranks are told as for [`ContextAttention`](crate::ContextAttention).
     pub fn forward<T: Element>(
         &mut self,
@@ -128,10 +125,33 @@ impl RingAttention {
         tokens: usize,
         (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<Tensor<T>> {
+        let admitted = self.admits(stream, tokens, [query, key, value]);
+        let Some(mut communicator) = self.communicator.take() else {
+            return Err(left(self.rank).into());
+        };
+        if let Err(refusal) = admitted {
+            // Where this fails, the others are told so by the end of the communicator.
+            let told = self.ranks == 1 || refuse(&mut communicator, &self.ring, TERMS.len()).is_ok();
+            self.communicator = told.then_some(communicator);
+            return Err(refusal);
+        }
+        if let Some(difference) = self.difference(&mut communicator, tokens, T::DTYPE)? {
+            self.communicator = Some(communicator);
+            return Err(difference.into());
+        }
+        let block = Block { key: key.clone(), value: value.clone() };
+        let output = self.go_round(&mut communicator, stream, tokens, (query, block))?;
+        self.communicator = Some(communicator);
+        Ok(output)
+    }
+
+    /// Refuses tensors of other devices, rows or heads than those of the rank.
+    fn admits<T: Element>(&self, stream: &Stream, tokens: usize, tensors: [&Tensor<T>; 3]) -> Result<()> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         stream.check_device("stream", self.ring.device())?;
         let rows = self.sizes(self.rank, tokens)[1];
-        for (name, tensor, heads) in [("query", query, heads), ("key", key, kv_heads), ("value", value, kv_heads)] {
+        let heads = [("query", heads), ("key", kv_heads), ("value", kv_heads)];
+        for ((name, heads), tensor) in heads.into_iter().zip(tensors) {
             tensor.check_device(name, stream.device())?;
             let wanted = [rows, heads, head_dim];
             if tensor.shape() != wanted || !tensor.is_contiguous() {
@@ -145,29 +165,20 @@ impl RingAttention {
                 .into());
             }
         }
-        let Some(mut communicator) = self.communicator.take() else {
-            return Err(left(self.rank).into());
-        };
-        if let Some(difference) = self.difference(&mut communicator, tokens, T::DTYPE)? {
-            self.communicator = Some(communicator);
-            return Err(difference.into());
-        }
-        let block = Block { key: key.clone(), value: value.clone() };
-        let output = self.go_round(&mut communicator, stream, tokens, (query, block))?;
-        self.communicator = Some(communicator);
-        Ok(output)
+        Ok(())
     }
 
     /// What the ranks differ in, the same on every rank. Waits for the ring.
     fn difference(&self, communicator: &mut Communicator, tokens: usize, dtype: DType) -> Result<Option<Violation>> {
         let AttentionShape { heads, kv_heads, head_dim, scale, .. } = self.shape;
         let [tokens, heads, kv_heads, head_dim] = [tokens, heads, kv_heads, head_dim].map(|number| number as i64);
-        let own = [tokens, heads, kv_heads, head_dim, dtype.acl().into(), scale.to_bits().cast_signed()];
+        let own = [1, tokens, heads, kv_heads, head_dim, dtype.acl().into(), scale.to_bits().cast_signed()];
         let all = gather(communicator, &self.ring, &own, &mut false)?;
         Ok(TERMS.into_iter().zip(own).enumerate().find_map(|(at, (term, own))| {
             let values: Vec<i64> = all.iter().skip(at).step_by(TERMS.len()).copied().collect();
             let differ = values.iter().any(|value| *value != own);
-            differ.then(|| differing(term, "", &values, "give all ranks the same sequence, and make their rings alike"))
+            let fix = if at == 0 { OTHERS_FIX } else { "give all ranks the same sequence, and make their rings alike" };
+            differ.then(|| differing(term, "", &values, fix))
         }))
     }
 

@@ -38,19 +38,40 @@ const SETTINGS: [Term; 10] = [
 /// What each request of a step is on all ranks.
 const REQUEST: [Term; 3] = [("cached tokens", number), ("new tokens", number), ("sequence", sequence)];
 
-/// The last of all: a graph exchanges other numbers than a step without one.
-const GRAPH: Term = ("size of the graph that replays the step, 0 without one", number);
+/// The last of all: how the step is computed, since each way exchanges other tensors.
+const FORM: Term = ("step", |form| match form {
+    BY_ROWS => "divided by rows".into(),
+    BY_HEADS => "divided by heads".into(),
+    size => format!("replayed from graphs of size {size}"),
+});
+
+/// The form of a step of which each rank brings all rows of some heads; a larger one is replayed from a graph of that
+/// size.
+pub(super) const BY_HEADS: i64 = 0;
+
+/// The form of a step of which each rank brings some rows of all heads.
+pub(super) const BY_ROWS: i64 = -1;
 
 /// The number that stands for no sequence.
 const NO_SEQUENCE: i64 = -1;
+
+/// Whether a rank has begun a step, 1, or was refused.
+pub(super) const STATE: Term = ("step", |state| if state == REFUSED { "refused" } else { "begun" }.into());
+
+/// What mends a step that a rank was refused.
+pub(super) const OTHERS_FIX: &str =
+    "see the error of that rank, and begin the step again there; the others repeat the layer";
 
 /// What mends ranks that bring other requests, that were made with other settings, and that use other graphs.
 const FIXES: [&str; 3] = [
     "begin the step again, on the ranks that have brought something else, with the same requests in the same order, no \
      step left out or made twice; the others repeat the layer",
     "make the attentions of all ranks anew, with the same runs, layers, heads, element type, scale and cap",
-    "replay the step on all ranks, from graphs of the same sizes, or compute it without graphs on all of them",
+    "begin the step on all ranks by `begin`, on all by `begin_rows`, or on all from graphs of the same sizes",
 ];
+
+/// What a rank sends in the place of the digest of its step where it was refused. No digest is.
+const REFUSED: i64 = 0;
 
 /// Numbers that are compared at a time, once they are known to differ.
 const COMPARED: usize = 64;
@@ -105,7 +126,7 @@ impl SequenceNames {
         (shape, cache, dtype): (AttentionShape, CacheShape, DType),
         share: Interleave,
         requests: &[BatchRequest<'_>],
-        graph: usize,
+        form: i64,
     ) -> StepTerms {
         let AttentionShape { heads, kv_heads, head_dim, scale, emulated_only_soft_cap } = shape;
         let numbers = [requests.len(), share.tokens_in_run(), cache.layers, heads, kv_heads, head_dim, cache.value_dim];
@@ -120,7 +141,7 @@ impl SequenceNames {
             sequences.extend(stamp.map(|stamp| (stamp, name)));
             terms.extend([request.cached as i64, request.new as i64, name]);
         }
-        terms.push(graph as i64);
+        terms.push(form);
         StepTerms { terms, sequences }
     }
 
@@ -141,6 +162,8 @@ impl SequenceNames {
 pub(super) struct StepOrder {
     /// What the ranks have to agree in; `None` where they trust each other, or have agreed.
     pub(super) terms: Option<StepTerms>,
+    /// Whether the other ranks have been told anything of the step.
+    told: bool,
     /// Whether the other ranks go on into the step.
     begun: bool,
     /// The layer that comes next.
@@ -149,7 +172,7 @@ pub(super) struct StepOrder {
 
 impl StepOrder {
     pub(super) fn new(terms: Option<StepTerms>) -> Self {
-        Self { terms, begun: false, next: 0 }
+        Self { terms, told: false, begun: false, next: 0 }
     }
 
     /// Refuses another layer than the next.
@@ -159,6 +182,21 @@ impl StepOrder {
             false => Err(rules::RANKS_ORDER
                 .broken(format_args!("layer {layer} of a step"), format_args!("layer {}, the next one", self.next))),
         }
+    }
+
+    /// Whether the other ranks wait for a comparison of the step.
+    pub(super) fn is_open(&self) -> bool {
+        self.terms.is_some()
+    }
+
+    /// Whether the other ranks wait for a comparison of the step, and have been told nothing of it.
+    pub(super) fn is_silent(&self) -> bool {
+        self.is_open() && !self.told
+    }
+
+    /// Takes note that the ranks were told something of the step.
+    pub(super) fn tell(&mut self) {
+        self.told = true;
     }
 
     /// Takes note that the ranks have agreed, and go on into the step.
@@ -179,7 +217,8 @@ impl StepOrder {
 
 impl StepTerms {
     fn digest(&self) -> i64 {
-        digest(self.terms.iter().map(|term| term.cast_unsigned())).cast_signed()
+        // Odd, so that it is not that of a rank that was refused.
+        digest(self.terms.iter().map(|term| term.cast_unsigned())).cast_signed() | 1
     }
 
     /// Compares the step with those of the other ranks, which all compare theirs, and waits for the stream. The
@@ -193,6 +232,10 @@ impl StepTerms {
         let digests = gather(communicator, stream, &[self.digest()], exchanged)?;
         if digests.iter().all(|digest| *digest == self.digest()) {
             return Ok(None);
+        }
+        if digests.contains(&REFUSED) {
+            let states: Vec<i64> = digests.iter().map(|digest| digest.signum().abs()).collect();
+            return Ok(Some(differing(STATE, "", &states, OTHERS_FIX)));
         }
         // The number of requests is among the first, so that ranks which differ in it come no further.
         for (at, part) in self.terms.chunks(COMPARED).enumerate() {
@@ -211,18 +254,33 @@ impl StepTerms {
     }
 }
 
-/// The numbers of all ranks, one rank's behind the other's.
+/// The numbers of all ranks, one rank's behind the other's. Waits for the stream and the other ranks.
 pub(super) fn gather(
     communicator: &mut Communicator,
     stream: &Stream,
     own: &[i64],
     exchanged: &mut bool,
 ) -> Result<Vec<i64>> {
+    Ok(queue_gather(communicator, stream, own, exchanged)?.download(stream)?)
+}
+
+fn queue_gather(
+    communicator: &mut Communicator,
+    stream: &Stream,
+    own: &[i64],
+    exchanged: &mut bool,
+) -> Result<Tensor<i64>> {
     let send = stream.upload(own, [own.len()])?;
     let all = Tensor::empty(stream.device(), [own.len() * communicator.size()])?;
     *exchanged = true;
     communicator.all_gather(stream, &send, &all)?;
-    Ok(all.download(stream)?)
+    Ok(all)
+}
+
+/// Takes part in a comparison of `terms` numbers as a rank that was refused, without waiting for the others, which all
+/// are told so.
+pub(super) fn refuse(communicator: &mut Communicator, stream: &Stream, terms: usize) -> Result<()> {
+    queue_gather(communicator, stream, &vec![REFUSED; terms], &mut false).map(drop)
 }
 
 /// The refusal of a number that the ranks have other values of.
@@ -230,7 +288,7 @@ pub(super) fn gather(
 fn named(at: usize, terms: usize, values: &[i64]) -> Violation {
     let (term, of, fix) = match at.checked_sub(SETTINGS.len()) {
         None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 0)]),
-        Some(_) if at + 1 == terms => (GRAPH, String::new(), FIXES[2]),
+        Some(_) if at + 1 == terms => (FORM, String::new(), FIXES[2]),
         Some(at) => (REQUEST[at % REQUEST.len()], format!(" of request {}", at / REQUEST.len()), FIXES[0]),
     };
     differing(term, &of, values, fix)

@@ -69,7 +69,7 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
                 _ => attention.begin(&stream, &[request]).unwrap().forward(0, inputs),
             };
             let text = outcome.unwrap_err().to_string();
-            let named = format!("replays the step, 0 without one: {size} on rank 0; 0 on rank 1");
+            let named = format!("step: replayed from graphs of size {size} on rank 0; divided by heads on rank 1");
             assert!(text.contains(&named), "{text}");
         }
         let mut step = graphs.begin(&mut attention, &stream, &[request]).unwrap();

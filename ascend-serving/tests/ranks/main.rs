@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use approx::abs_diff_eq;
 use ascend_attention::comm::Communicator;
 use ascend_attention::{Element, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchRequest, ContextAttention, Error, Result, StatePolicy, TensorParallel,
-    rules,
+    Attention, AttentionShape, Backends, BatchRequest, ContextAttention, ContextParallel, Error, Result, StatePolicy,
+    TensorParallel, rules,
 };
 use ascend_testing::harness;
 use ascend_testing::harness::ranks::{MOST_RANKS, as_ranks, device_of_rank};
@@ -21,7 +21,9 @@ use proptest::prelude::*;
 mod differing;
 mod graphs;
 mod latents;
+mod refusals;
 mod ring;
+mod rows;
 
 use differing::Wrong;
 

@@ -173,9 +173,26 @@ impl Layer {
         self.over_contexts(machine, copies, Self::part(self.heads, ranks), Self::part(self.kv_heads, ranks))
     }
 
-    /// The batch of `ascend-attn ranks`: contexts divided over all ranks, which have these heads each.
-    pub(crate) fn of_each_rank(&self, machine: &Machine, ranks: usize) -> Cost {
-        self.over_contexts(machine, ranks, self.heads, self.kv_heads)
+    /// The batch of `ascend-attn ranks`: contexts divided over all ranks, which have these heads each, or its new rows.
+    pub(crate) fn of_each_rank(&self, machine: &Machine, ranks: usize, by_rows: bool) -> Cost {
+        match by_rows {
+            true => self.over_rows(machine, ranks, self.heads * ranks, [self.tokens, self.rows]),
+            false => self.over_contexts(machine, ranks, self.heads, self.kv_heads),
+        }
+    }
+
+    /// The new rows of requests divided over ranks, behind cached ones: the keys of all ranks are gathered first.
+    fn over_rows(&self, machine: &Machine, ranks: usize, heads: usize, [cached, new]: [usize; 2]) -> Cost {
+        let (requests, all_heads) = (self.requests as f64, (heads * self.head_dim) as f64);
+        let memory = requests * self.keys((cached + new) as f64, self.kv_heads);
+        // On the average a row sees half of the new ones.
+        let operations = 4.0 * requests * new as f64 * (cached as f64 + new as f64 / 2.0) * all_heads;
+        Cost {
+            gather: machine.gathers(ranks, memory / ranks as f64),
+            attention: machine.computes(operations / ranks as f64, memory),
+            exchange: 0.0,
+            memory,
+        }
     }
 
     /// Operations of causal attention of whole prompts.
@@ -198,15 +215,9 @@ impl Layer {
         }
     }
 
-    /// A prompt with its rows divided (PCP): the keys of all ranks are gathered first.
+    /// A prompt with its rows divided (PCP).
     pub(crate) fn prompt_by_rows(&self, machine: &Machine, ranks: usize) -> Cost {
-        let memory = self.requests as f64 * self.keys(self.tokens as f64, self.kv_heads);
-        Cost {
-            gather: machine.gathers(ranks, memory / ranks as f64),
-            attention: machine.computes(self.prompt_operations(self.heads) / ranks as f64, memory),
-            exchange: 0.0,
-            memory,
-        }
+        self.over_rows(machine, ranks, self.heads, [0, self.tokens])
     }
 
     /// A prompt with its rows and keys divided, whose keys go round while attention is computed.
