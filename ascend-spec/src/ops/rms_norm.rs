@@ -56,9 +56,7 @@ pub mod rules {
             "x is of FLOAT16, FLOAT, or on other products than 310P BF16, gamma of the dtype of x or, except on 310P, of FLOAT, "
             "yOut of the dtype of x, and rstdOut of FLOAT",
             "convert the named tensor to one of the allowed dtypes";
-        FORMAT = "rms_norm.format", PARAM_INVALID, V1, "RmsNorm documentation, parameters",
-            "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-            "describe the tensor as ND, with a shape that memory can hold";
+        format of "rms_norm", PARAM_INVALID, "RmsNorm documentation, parameters";
         RANK = "rms_norm.rank", TILING_ERROR, V1, "RmsNorm tiling, shapes",
             "x and gamma have at least one axis",
             "describe a single number as a row of one element";
