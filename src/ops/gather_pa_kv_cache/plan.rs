@@ -132,7 +132,7 @@ impl GatherPaKvCache {
                     .fix("gather fewer sequences at once"));
             };
             let operation = GatherOperation { sequences: sequences.clone(), outputs: [key, value] };
-            Ok((operation, problem.tokens == 0))
+            Ok((operation, problem.is_idle()))
         })
     }
 }
