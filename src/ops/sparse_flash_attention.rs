@@ -233,6 +233,13 @@ pub struct SparseAttention<T: Element> {
     pub softmax_sum: Tensor<f32>,
 }
 
+impl<T: Element> From<(Tensor<T>, Tensor<f32>, Tensor<f32>)> for SparseAttention<T> {
+    /// Tensors to write attention, maxima and sums into; the latter are `[0]` unless they are asked for.
+    fn from((out, softmax_max, softmax_sum): (Tensor<T>, Tensor<f32>, Tensor<f32>)) -> Self {
+        Self { out, softmax_max, softmax_sum }
+    }
+}
+
 impl operator::Parameter for Parameter {}
 
 /// A call of SparseFlashAttention that was checked and prepared. From [`SparseFlashAttention::plan`].
