@@ -5,7 +5,7 @@ use crate::harness;
 
 use std::num::NonZeroUsize;
 
-use crate::acts::{act, config};
+use crate::acts::{Scheduled, act, config};
 use crate::schedule::{Engine, Model, model};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, Tensor, bf16, f16};
@@ -69,10 +69,7 @@ proptest! {
     fn any_schedule_by_the_older_operators_is_one_dense_pass(model in models(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..6)) {
         let stream = harness::stream();
         let mut engine = Engine::<bf16>::new(&stream, model, Backends::none().with(PromptAndIncre));
-        for (acts, pad) in &steps {
-            engine.act(acts, *pad)?;
-        }
-        engine.end();
+        engine.run(&steps)?;
     }
 }
 
