@@ -187,8 +187,8 @@ ascend_attention::spec::library_rules! {
         "a rank queues the layers of a step in order, from 0 on, since the ranks' exchanges are matched by their order",
         "queue every layer of the step once, the first one first, on every rank alike";
     RANKS_BATCH = "ranks.batch",
-        "the ranks of an attention bring the same step: the same sequences in order with the same cached and new tokens, \
-        the same runs, layers, heads, element type, scale and cap, and graphs of one size or none",
+        "the ranks of an attention bring the same step: the same sequences in order with the same cached and new \
+        tokens, the same runs, layers, heads, element type, scale and cap, and graphs of one size or none",
         "give every rank the same requests in the same order, and make the attentions of all ranks alike";
     RANKS_LEFT = "ranks.left",
         "a rank takes part in steps until one of its layers fails half queued, or a step ends without some",
@@ -276,8 +276,8 @@ ascend_attention::spec::library_rules! {
     STATE_DRAFTS = "state.drafts",
         "a pool of states has slots for 0 to 7 drafts of a request, and a step with drafts no more new tokens of it "
         "than slots",
-        "make the pool with as many drafts in its `StateShape` as a request has new tokens less one, at most 7, or draft "
-        "fewer tokens";
+        "make the pool with as many drafts in its `StateShape` as a request has new tokens less one, at most 7, or "
+        "draft fewer tokens";
     STATE_POOL = "state.pool",
         "the states of a step are of the pool that computes it",
         "make sequences by `Attention::sequence` of the attention that computes them";
@@ -321,8 +321,8 @@ ascend_attention::spec::library_rules! {
     BACKEND_DETERMINISTIC = "backend.deterministic",
         "deterministic attention is computed by backends whose rows' bits do not depend on the batch \
          (`AttentionBackend::is_batch_invariant`)",
-        "register a backend such as `FusedAttention` or `PagedDecode`, absorb the queries of latent attention, or leave \
-         `Attention::deterministic` out";
+        "register a backend such as `FusedAttention` or `PagedDecode`, absorb the queries of latent attention, or \
+         leave `Attention::deterministic` out";
     DEVICE_DETERMINISTIC = "device.deterministic",
         "the device is asked for deterministic operators while deterministic attention plans, captures or replays",
         "call `Device::set_deterministic(true)`, and do not take it back: another `Attention::deterministic(false)` \

@@ -26,8 +26,8 @@ const INSTEAD: &str = "multiply blocks and their weights with BatchMatMul, or at
 /// A call of NsaCompress: of each block of tokens of a sequence it makes one token, the sum of the block's tokens, each
 /// times its weight for the head.
 ///
-/// Describe it, plan it for tensors of certain shapes, and launch the [`NsaCompressPlan`] once a layer, for keys and for
-/// values.
+/// Describe it, plan it for tensors of certain shapes, and launch the [`NsaCompressPlan`] once a layer, for keys and
+/// for values.
 ///
 /// Source: aclnnNsaCompress, since CANN 8.5, on Atlas A2 and A3; elsewhere planning is an
 /// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).

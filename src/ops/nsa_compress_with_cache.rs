@@ -1,7 +1,8 @@
 //! NsaCompressWithCache: the newest block of tokens of each sequence, compressed into a cache.
 //!
 //! [`NsaCompressWithCache`] describes a call, which is planned once a step and launched per layer as an
-//! [`NsaCompressCachePlan`]. Which row of the cache each sequence writes is a [`CompressedSlots`], which the host knows.
+//! [`NsaCompressCachePlan`]. Which row of the cache each sequence writes is a [`CompressedSlots`], which the host
+//! knows.
 
 use std::fmt;
 use std::sync::Arc;

@@ -77,8 +77,8 @@ impl RecurrentGatedDeltaRule {
         Self { scale, allowed: AllowedLints::default() }
     }
 
-    /// Lets a call through that breaks this lint, such as `recurrent_delta.scale_zero`. Of a slot of two sequences, which
-    /// `recurrent_delta.shared_slot` lets through, the strict emulation makes an error at the launch.
+    /// Lets a call through that breaks this lint, such as `recurrent_delta.scale_zero`. Of a slot of two sequences,
+    /// which `recurrent_delta.shared_slot` lets through, the strict emulation makes an error at the launch.
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
         self

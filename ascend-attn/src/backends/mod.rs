@@ -31,8 +31,8 @@ pub(super) struct Arguments {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Backends of the first side, divided by commas, in the order in which they are tried: fused, fused_in_two,
-    /// paged_decode, batched_queries, cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local, named_mask, or
-    /// split_decode:KEYS with the keys of a part
+    /// paged_decode, batched_queries, cascade_prefill, shared_prefix_decode, prompt_and_incre, chunked_local,
+    /// named_mask, or split_decode:KEYS with the keys of a part
     #[arg(
         long,
         required = true,

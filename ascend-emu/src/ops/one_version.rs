@@ -34,7 +34,8 @@ macro_rules! checked_call {
     };
 }
 
-/// What a `DeclaredOperator` says by its arguments and its problem: one with one version, or `of a version` with several.
+/// What a `DeclaredOperator` says by its arguments and its problem: one with one version, or `of a version` with
+/// several.
 macro_rules! declared_by_problem {
     () => {
         fn symbol(&self) -> &'static str {

@@ -129,8 +129,9 @@ pub mod rules {
             "no two sequences name one slot, nor two tokens of a sequence with several accepted tokens",
             "give each sequence slots of its own, one for each token where drafts are accepted, and copy a state that "
             "two sequences begin with";
-        scale of "recurrent_delta", "RecurrentGatedDeltaRule", "queries", "usually one over the root of the elements of a key",
-            "the number of elements of a key", "the elements of a key: with 0 every output is 0";
+        scale of "recurrent_delta", "RecurrentGatedDeltaRule", "queries",
+            "usually one over the root of the elements of a key", "the number of elements of a key",
+            "the elements of a key: with 0 every output is 0";
     }
 }
 

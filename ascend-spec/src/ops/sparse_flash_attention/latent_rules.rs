@@ -34,9 +34,9 @@ macro_rules! latent_rules {
                 VALUE = $id ".value", Lint("values are read from key"), V1, $operator " kernel, value",
                     "value is described as key is",
                     "pass the same tensor as key and as value";
-                scale of $id, $operator, "scores", "with heads of 128 elements and 64 rotary ones one over the root of 192",
-                    "the head dimension", "192, for heads of 128 elements and 64 rotary ones: with 0 all chosen keys weigh "
-                    "alike";
+                scale of $id, $operator, "scores",
+                    "with heads of 128 elements and 64 rotary ones one over the root of 192", "the head dimension",
+                    "192, for heads of 128 elements and 64 rotary ones: with 0 all chosen keys weigh alike";
                 NONE_CHOSEN = $id ".none_chosen", Lint("all rows are zeros"), V1,
                     $operator " kernel, sparseIndices",
                     "lists of blocks have at least one entry",
