@@ -2,6 +2,7 @@
 //! whatever the schedule, PromptFlashAttention, IncreFlashAttention and copies give what one dense pass gives.
 
 use crate::harness;
+use crate::harness::filled;
 
 use std::num::NonZeroUsize;
 
@@ -185,10 +186,7 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
         let shape = CacheShape::new(1, 2, 64);
         PagedKvCache::<f16>::new(stream.device(), blocks, 16, shape, PadPolicy::SkipNegative)
     };
-    let rows = |shape: [usize; 3]| {
-        let ones = vec![f16::ONE; shape.iter().product()];
-        stream.upload(&ones, shape).unwrap()
-    };
+    let rows = |shape: [usize; 3]| filled(&stream, f16::ONE, shape);
     let good = rows([2, 2, 64]);
     let strided = rows([2, 2, 128]).narrow(2, 0..64).unwrap();
     let mut large = cache(8).unwrap();

@@ -12,6 +12,7 @@ use super::engine::{LayerRows, Model, native_sparse};
 use super::schedules::SMALL;
 use super::{HEADS, KEY, KV_HEADS, LAYERS, VALUE};
 use crate::harness;
+use crate::harness::filled;
 use crate::refusals::broken;
 
 /// Refused by this rule, with a text that has these words.
@@ -114,7 +115,7 @@ fn tensors_of_other_sizes_are_named_before_anything_is_written() {
     let sequence = grown(&stream, &mut native, 3);
     let step_of = metadata(&native, &sequence, 3);
     let mut step = native.begin(&stream, &step_of).unwrap();
-    let ones = |shape: &[usize]| stream.upload(&vec![bf16::ONE; shape.iter().product()], shape).unwrap();
+    let ones = |shape: &[usize]| filled(&stream, bf16::ONE, shape);
     let rows = LayerRows::of(&stream, &names(3), 0, &SMALL);
     let tensors = rows.tensors();
     let (narrow, fewer, wide) = (ones(&[3, KV_HEADS, VALUE]), ones(&[2, HEADS, KEY]), ones(&[3, HEADS, 2 * KEY]));

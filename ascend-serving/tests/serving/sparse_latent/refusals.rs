@@ -11,6 +11,7 @@ use ascend_serving::{
 use super::engine::{IndexRows, LayerRows, Model, sparse_latent};
 use super::{HEADS, INDEXERS, LAYERS};
 use crate::harness;
+use crate::harness::filled;
 
 const MODEL: Model = Model { block_size: 16, blocks: 8, dump: false, quantised: [false; 2] };
 
@@ -133,10 +134,7 @@ fn tensors_of_other_sizes_are_named() {
     let mut sparse = sparse_latent(&stream, &MODEL);
     let (_sequence, metadata) = request(&stream, &mut sparse);
     let mut step = sparse.begin(&stream, &metadata).unwrap();
-    let ones = |shape: &[usize]| {
-        let ones = vec![bf16::ONE; shape.iter().product()];
-        stream.upload(&ones, shape).unwrap()
-    };
+    let ones = |shape: &[usize]| filled(&stream, bf16::ONE, shape);
     let rows = IndexRows::of(&stream, &names(), 0);
     let tensors = rows.tensors();
     let (query, weights, key) = (ones(&[3, 8, 64]), ones(&[3, 4]), ones(&[3, 1, 64]));
