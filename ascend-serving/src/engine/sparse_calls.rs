@@ -17,6 +17,7 @@ use super::sparse_inputs::{IndexerTensors, SparseTensors};
 
 /// The call by which layers attend, over one kind of cache of latents.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a step has one")]
 pub(super) enum AttendCall {
     /// Also what such a call writes of maxima and sums, which is nothing.
     Plain(SparseFlashPlan, Tensor<f32>),

@@ -8,7 +8,7 @@ use crate::Cann::{V9_1, V9_2};
 use crate::DType::{Bf16, Float, Int32};
 use crate::allowed::{Checked, Named};
 use crate::attention_problem::lint_scale;
-use crate::contract::{CallContract, checked_for, described_by, first_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
@@ -120,18 +120,10 @@ impl CallContract for ChunkGatedDeltaRule {
         arguments.final_state = arguments.final_state.or(state);
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target) else {
-            return Ok(());
-        };
-        let lengths = integers(Parameter::ActualSeqLengths.name());
+    contents_checked_for! { target, |_, problem, integers| {
+        let lengths = integers(Parameter::ActualSeqLengths);
         problem.checked_contents(DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() }, &CONTENTS)
-    }
+    } }
 }
 
 impl ChunkDeltaCall {

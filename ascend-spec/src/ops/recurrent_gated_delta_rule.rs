@@ -10,7 +10,7 @@ use crate::Cann::{V8_5, V9_1, V9_2};
 use crate::DType::{Bf16, Float, Int32};
 use crate::allowed::{Checked, Named, Noted, Outcome, Rank};
 use crate::attention_problem::lint_scale;
-use crate::contract::{CallContract, checked_for, described_by, first_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::rule::{lint, require, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
@@ -150,19 +150,11 @@ impl CallContract for RecurrentGatedDeltaRule {
         arguments.out = arguments.out.or_else(|| arguments.call().output());
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target) else {
-            return Ok(());
-        };
-        let [lengths, slots, accepted] = RecurrentDeltaCall::CONTENTS.map(|parameter| integers(parameter.name()));
+    contents_checked_for! { target, |_, problem, integers| {
+        let [lengths, slots, accepted] = RecurrentDeltaCall::CONTENTS.map(integers);
         let contents = DeltaRuleContents { lengths: &lengths, slots: &slots, accepted: &accepted };
         problem.checked_contents(contents, &CONTENTS)
-    }
+    } }
 }
 
 impl RecurrentDeltaCall {

@@ -1,9 +1,8 @@
 //! What is wrong with the lengths and tables of sequences, which are only known on the device.
 
 use super::sequences::{Number, SparseContents, SparseSequence, SparseSequences, TokenLayout};
-use crate::content_fault::{ContentFault, check_faults};
+use crate::content_fault::{ContentFault, check_faults, shown_by_texts};
 use crate::{Rule, Violation};
-use std::fmt;
 
 /// The side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,12 +72,7 @@ impl ContentFault for SparseFault {
     }
 }
 
-impl fmt::Display for SparseFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [given, allowed] = self.texts();
-        write!(f, "{given}, allowed: {allowed}")
-    }
-}
+shown_by_texts! { SparseFault }
 
 /// Checks lengths of queries and of keys and the block table, row by row, of a call.
 ///
