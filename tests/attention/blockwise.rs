@@ -431,7 +431,7 @@ fn tensors_that_do_not_fit_are_refused_whatever_the_mask_shows() {
     for shown in shown {
         let mask = Sequence { rows: 200, keys: 300, shown: shown.clone() }.mask();
         let cover = BlockCover::new(&[mask]).unwrap();
-        let ones = |stream: &Stream, shape: [usize; 3]| filled(&stream, f16::ONE, shape);
+        let ones = |stream: &Stream, shape: [usize; 3]| filled(stream, f16::ONE, shape);
         let strided = |tensor: &Tensor<f16>| {
             let [rows, heads, dim] = <[usize; 3]>::try_from(tensor.shape()).unwrap();
             ones(&stream, [rows, heads, 2 * dim]).narrow(2, 0..dim).unwrap()

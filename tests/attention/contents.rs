@@ -22,7 +22,7 @@ const ROWS: usize = 3;
 const KEYS: usize = 70;
 
 fn ones(stream: &Stream, shape: [usize; 4]) -> Tensor<f16> {
-    filled(&stream, f16::ONE, shape)
+    filled(stream, f16::ONE, shape)
 }
 
 fn rows(stream: &Stream) -> Tensor<f16> {

@@ -39,7 +39,7 @@ fn captured_calls_say_what_eager_ones_say() {
             .kv_heads(2)
             .scale(shape.scale)
             .mask(causality.mask(&stream.device().masks()).unwrap());
-        let ones = |shape: [usize; 3]| filled(&stream, bf16::ONE, shape);
+        let ones = |shape: [usize; 3]| filled(stream, bf16::ONE, shape);
         let output = || Output { attention: Tensor::empty(stream.device(), [2, 4, 128]).unwrap(), softmax_lse: None };
         let buffers = Buffers {
             query: ones([2, 4, 128]),
