@@ -43,7 +43,8 @@ exported! {
     fn aclGetTensorDescDimV2(description: *const c_void, index: usize, size: *mut i64) -> i32 = {
         let found = emulated::described(description, index).and_then(|(.., size)| size);
         let Some(found) = found.filter(|_| !size.is_null()) else {
-            let message = format_args!("aclGetTensorDescDimV2: axis {index} of no description, or no place for its size");
+            let message =
+                format_args!("aclGetTensorDescDimV2: axis {index} of no description, or no place for its size");
             return refused("aclGetTensorDescDimV2", ACL_ERROR_INVALID_PARAM, message);
         };
         // SAFETY: not null, so valid for writing by the caller's promise; C may give it any alignment.

@@ -166,7 +166,8 @@
 //! - The first call of a kind does not hold up the host, and captured calls may meet calls that are not captured.
 //! - The sanitizer knows what a rank's call touches of this rank's memory. It does not take a collective for an order
 //!   between the ranks' streams.
-//! - `HcclCreateSubCommConfig` waits for no other rank. Its number is free again when all ranks have destroyed the part.
+//! - `HcclCreateSubCommConfig` waits for no other rank. Its number is free again when all ranks have destroyed the
+//!   part.
 //! - Communicators of rank tables and over machines are not emulated. Every process of one is of one user.
 //!
 //! # Differences from hardware

@@ -277,8 +277,8 @@ ascend_attention::spec::library_rules! {
     STATE_DRAFTS = "state.drafts",
         "a pool of states has slots for 0 to 7 drafts of a request, and a step with drafts no more new tokens of it "
         "than slots",
-        "make the pool with as many drafts in its `StateShape` as a request has new tokens less one, at most 7, or draft "
-        "fewer tokens";
+        "make the pool with as many drafts in its `StateShape` as a request has new tokens less one, at most 7, or "
+        "draft fewer tokens";
     STATE_POOL = "state.pool",
         "the states of a step are of the pool that computes it",
         "make sequences by `Attention::sequence` of the attention that computes them";
@@ -325,8 +325,8 @@ ascend_attention::spec::library_rules! {
     BACKEND_DETERMINISTIC = "backend.deterministic",
         "deterministic attention is computed by backends whose rows' bits do not depend on the batch \
          (`AttentionBackend::is_batch_invariant`)",
-        "register a backend such as `FusedAttention` or `PagedDecode`, absorb the queries of latent attention, or leave \
-         `Attention::deterministic` out";
+        "register a backend such as `FusedAttention` or `PagedDecode`, absorb the queries of latent attention, or \
+         leave `Attention::deterministic` out";
     DEVICE_DETERMINISTIC = "device.deterministic",
         "the device is asked for deterministic operators while deterministic attention plans, captures or replays",
         "call `Device::set_deterministic(true)`, and do not take it back: another `Attention::deterministic(false)` \

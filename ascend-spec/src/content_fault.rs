@@ -16,3 +16,17 @@ pub(crate) fn check_faults<F: ContentFault>(
     let broken = faults.into_iter().find_map(|fault| Some((rule(&fault)?, fault.texts())));
     broken.map_or(Ok(()), |(rule, [given, allowed])| Err(rule.broken(given, allowed)))
 }
+
+/// Shows faults by their texts.
+macro_rules! shown_by_texts {
+    ($fault:ty) => {
+        impl std::fmt::Display for $fault {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let [given, allowed] = self.texts();
+                write!(f, "{given}, allowed: {allowed}")
+            }
+        }
+    };
+}
+
+pub(crate) use shown_by_texts;

@@ -159,4 +159,24 @@ macro_rules! checked_for {
     };
 }
 
-pub(crate) use {checked_for, described_by};
+/// `check_contents` of a [`CallContract`] whose call has `check` for a target or a part of one: what `$check` says of a
+/// call that holds the rules, its problem, and the integers of a parameter.
+macro_rules! contents_checked_for {
+    ($target:ident $(.$part:ident)?, |$call:pat_param, $problem:ident, $integers:ident| $check:expr) => {
+        fn check_contents(
+            arguments: &Self::Arguments,
+            _: Version,
+            $target: $crate::Target,
+            integers: &dyn Fn(&str) -> Vec<i64>,
+        ) -> Result<(), $crate::Violation> {
+            let call = arguments.call();
+            let Ok($problem) = call.check($target $(.$part)?) else {
+                return Ok(());
+            };
+            let ($call, $integers) = (call, |parameter: Parameter| integers(parameter.name()));
+            $check
+        }
+    };
+}
+
+pub(crate) use {checked_for, contents_checked_for, described_by};

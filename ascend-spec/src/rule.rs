@@ -377,6 +377,10 @@ macro_rules! lint {
 /// where other hosts take the call, `TilingCrash("how")` or `NullptrCrash("how")` where they refuse it with that
 /// status. Texts one after another are joined. The scope at the head of the table applies to every rule that names
 /// none of its own after its source. A file has the operator's `Version` in scope, whose versions the rules name.
+///
+/// Rules that operators share are lines of their own: `format of` is `FORMAT`, of tensors in a plain format, and `scale
+/// of` are `SCALE`, `SCALE_ZERO` and `SCALE_INVERSE`, the lints of `scaleValue`, with the name of what it multiplies,
+/// what it usually is, what it is not, and what follows from 0.
 macro_rules! rules {
     (in $scope:expr; $($name:ident = $($id:literal)+, $status:ident $(($reach:literal))?, $since:ident,
         $($source:literal)+ $(in $own:expr)?, $($holds:literal)+, $($fix:literal)+;)*) => {
@@ -398,6 +402,51 @@ macro_rules! rules {
         )*
         /// Every rule of this file.
         pub static RULES: &[&$crate::rule::Rule] = &[$(&$name,)*];
+    };
+    (in $scope:expr; $($table:tt)*) => { $crate::rule::rules! { @join [$scope] [] $($table)* } };
+    (@join [$scope:expr] [$($done:tt)*]) => { $crate::rule::rules! { in $scope; $($done)* } };
+    (@join [$scope:expr] [$($done:tt)*] format of $id:literal, $status:ident, $($source:literal)+; $($rest:tt)*) => {
+        $crate::rule::rules! {
+            @join [$scope] [
+                $($done)*
+                FORMAT = $id ".format", $status, V1, $($source)+,
+                    "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be "
+                    "addressed",
+                    "describe the tensor as ND, with a shape that memory can hold";
+            ] $($rest)*
+        }
+    };
+    (@join [$scope:expr] [$($done:tt)*]
+        scale of $id:literal, $operator:literal, $factor:literal, $usual:literal, $dim:literal, $($zero:literal)+;
+        $($rest:tt)*
+    ) => {
+        $crate::rule::rules! {
+            @join [$scope] [
+                $($done)*
+                SCALE = $id ".scale_finite", Lint("only numbers change"), V1, $operator " documentation, scaleValue",
+                    "scaleValue is a finite number in 32 bits",
+                    "pass the factor of the " $factor ", " $usual;
+                SCALE_ZERO = $id ".scale_zero", Lint("only numbers change"), V1,
+                    $operator " documentation, scaleValue",
+                    "scaleValue is not 0 in 32 bits",
+                    "pass one over the root of " $($zero)+;
+                SCALE_INVERSE = $id ".scale_inverse", Lint("only numbers change"), V1,
+                    $operator " documentation, scaleValue",
+                    "scaleValue is neither " $dim " nor its root",
+                    "pass one over the root: the operator multiplies " $factor " by scaleValue, it does not divide";
+            ] $($rest)*
+        }
+    };
+    (@join [$scope:expr] [$($done:tt)*]
+        $name:ident = $($id:literal)+, $status:ident $(($reach:literal))?, $since:ident,
+        $($source:literal)+ $(in $own:expr)?, $($holds:literal)+, $($fix:literal)+; $($rest:tt)*
+    ) => {
+        $crate::rule::rules! {
+            @join [$scope] [
+                $($done)*
+                $name = $($id)+, $status $(($reach))?, $since, $($source)+ $(in $own)?, $($holds)+, $($fix)+;
+            ] $($rest)*
+        }
     };
     (@scope $scope:expr) => {{
         #[allow(unused_imports, reason = "scopes name what they need")]

@@ -65,17 +65,22 @@ variables! {
     "ASCEND_CUSTOM_OPP_PATH" Library, "folders between colons, each of one operator package", "none",
         "operator packages that are looked into before those of `ASCEND_OPP_PATH`, the first before the others; the library is in `op_api/lib` of each";
     "ASCEND_RECORD" Library, "a folder, which is made", "nothing is recorded",
-        "where calls that are refused or fail are written as case files; the emulation as a shared library writes each call of FusedInferAttentionScore";
-    "ASCEND_EMU_SOC" Emulation, "a chip that the release knows, such as `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`",
+        "where calls that are refused or fail are written as case files; the emulation as a shared library writes each \
+         call of FusedInferAttentionScore";
+    "ASCEND_EMU_SOC" Emulation,
+        "a chip that the release knows, such as `Ascend910B3`, `Ascend910_9391`, `Ascend950PR_9599`",
         "`Ascend910B3`", "the emulated product";
-    "ASCEND_EMU_CANN" Emulation, "`8.1` (8.2 to 8.4 count as it), `8.5`, `9.0`, `9.1`, `9.2` (a preview)", "the newest release, `9.1`",
+    "ASCEND_EMU_CANN" Emulation,
+        "`8.1` (8.2 to 8.4 count as it), `8.5`, `9.0`, `9.1`, `9.2` (a preview)", "the newest release, `9.1`",
         "the release of CANN whose operators are emulated";
     "ASCEND_EMU_OPERATOR" Emulation, "`V1` to `V5`", "that of the release",
         "the newest version of FusedInferAttentionScore; newer ones are missing";
     "ASCEND_EMU_STRIDED" Emulation, "`copy`, `refuse`", "`refuse`",
-        "what V1 to V4 of FusedInferAttentionScore do with strided keys on Atlas A2 and A3 in 9.1, of which the sources of that release say both (`tensor.contiguous`)";
+        "what V1 to V4 of FusedInferAttentionScore do with strided keys on Atlas A2 and A3 in 9.1, of which the \
+         sources of that release say both (`tensor.contiguous`)";
     "ASCEND_EMU_CHECK" Emulation, "`compat`, `strict`, `strict,-KIND,...`", "`compat`",
-        "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, `strict` makes an error of it, except for the kinds of findings named behind a `-`";
+        "what becomes of misuse that hardware lets pass, races among it: `compat` warns on stderr and goes on, \
+         `strict` makes an error of it, except for the kinds of findings named behind a `-`";
     "ASCEND_EMU_POISON" Emulation, "`0`, `1`", "`0`, zeros",
         "whether device memory is handed out full of NaN in `compat` too, as always in `strict`";
     "ASCEND_EMU_LINTS" Emulation, "`off`, `warn`, `error`",
@@ -91,7 +96,8 @@ variables! {
     "ASCEND_EMU_COLLECTIVE_TIMEOUT" Emulation, "1 to 7200", "60",
         "seconds that a rank of a communicator waits for the others, at its beginning and in each collective";
     "HCCL_CONNECT_TIMEOUT" Emulation, "1 to 7200", "120",
-        "seconds that root information is good without a rank that joins by it; on hardware, where it is at least 120, how long ranks wait for each other at the beginning: here that is `ASCEND_EMU_COLLECTIVE_TIMEOUT`";
+        "seconds that root information is good without a rank that joins by it; on hardware, where it is at least 120, \
+         how long ranks wait for each other at the beginning: here that is `ASCEND_EMU_COLLECTIVE_TIMEOUT`";
     "ASCEND_EMU_FAULT" Emulation, "as in `malloc:3=207001,launch:1=507015,sync:2=507014`", "none",
         "faults on demand: which call of a kind fails, and with which status";
     "ASCEND_EMU_TRACE" Emulation, "a file", "none",

@@ -174,8 +174,8 @@ impl Loaded {
     }
 }
 
-/// Prefix of functions that a user-built library has under CANN's name with another contract: vLLM-Ascend's takes lengths
-/// that begin with the start of the first sequence. They are looked up in CANN's libraries only.
+/// Prefix of functions that a user-built library has under CANN's name with another contract: vLLM-Ascend's takes
+/// lengths that begin with the start of the first sequence. They are looked up in CANN's libraries only.
 const CANN_ONLY_PREFIX: &[u8] = b"aclnnRecurrentGatedDeltaRule";
 
 impl fmt::Debug for Loaded {

@@ -16,8 +16,8 @@ use std::sync::{Mutex, OnceLock};
 use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{
-    CausalOrigin, Device, FusedInferAttention, InnerPrecise, Layout, Machine, Mask, Output, Plan, Runtime, Stream,
-    Tensor, f16,
+    CausalOrigin, Device, Element, Error, FusedInferAttention, InnerPrecise, Layout, Machine, Mask, Output, Plan,
+    Runtime, Stream, Tensor, f16,
 };
 
 /// Whether the tests run on an NPU.
@@ -366,5 +366,21 @@ mod watch {
         eprintln!("not given back: {live:#?}\nfound: {findings:#?}");
         // SAFETY: ends the process.
         unsafe { libc::_exit(101) };
+    }
+}
+
+/// A tensor of this shape whose elements are all `value`.
+pub fn filled<T: Element>(stream: &Stream, value: T, shape: impl AsRef<[usize]>) -> Tensor<T> {
+    let elements = vec![value; shape.as_ref().iter().product()];
+    stream.upload(&elements, shape).unwrap()
+}
+
+/// The id of the rule that a call is refused by.
+#[track_caller]
+pub fn violated<T>(outcome: Result<T, Error>) -> &'static str {
+    match outcome {
+        Err(Error::Violation(violation)) => violation.rule.id,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("accepted"),
     }
 }

@@ -277,8 +277,9 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Capturing`] on a thread that captures a graph, [`COLLECTIVE_PART`](rules::COLLECTIVE_PART) while there
-    /// are communicators that [`split`](Self::split) has made of this one, and [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE)
-    /// where a stream cannot be waited for: the rank stays until its last graph and part are dropped; [`Error::Hccl`].
+    /// are communicators that [`split`](Self::split) has made of this one, and
+    /// [`ARGUMENT_VALUE`](rules::ARGUMENT_VALUE) where a stream cannot be waited for: the rank stays until its last
+    /// graph and part are dropped; [`Error::Hccl`].
     #[doc(alias = "HcclCommDestroy")]
     pub fn leave(self) -> Result<()> {
         self.handle.leave()

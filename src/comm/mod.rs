@@ -4,8 +4,8 @@
 //! rank with the [`RootInfo`] that the root has made and that the program carries to the others;
 //! [`Communicator::split`] makes one of some of the ranks. A call is queued on a
 //! stream of the rank's device, like a launch, and may read and write tensors that are dropped at once. Given a
-//! [`Capturing`](crate::graph::Capturing) in the place of the stream it becomes part of the graph, which keeps the rank.
-//! All ranks replay graphs with the same calls; on hardware make a call of each kind before the first capture.
+//! [`Capturing`](crate::graph::Capturing) in the place of the stream it becomes part of the graph, which keeps the
+//! rank. All ranks replay graphs with the same calls; on hardware make a call of each kind before the first capture.
 //!
 //! All ranks make the same calls in the same order; `&mut self` keeps a rank's calls one after the other. HCCL compares
 //! only the first of them: where later ones differ, hardware waits for half an hour or computes wrong numbers. The

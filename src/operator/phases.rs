@@ -1,6 +1,7 @@
 //! The two functions of an operator: phase one prepares a call, phase two queues it.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use ascend_spec::operator::ArgumentList;
 use ascend_spec::{OperatorVersion, TensorDesc};
@@ -8,6 +9,8 @@ use ascend_sys::bindings::{self as sys, aclOpExecutor};
 use ascend_sys::{Api, Library, MissingSymbol};
 
 use crate::error::{Error, Result};
+use crate::runtime::Context;
+use crate::tensor::AnyTensor;
 
 use super::{Descriptors, Parameter};
 
@@ -174,6 +177,19 @@ impl Phases {
             since: operator.since_cann(),
             instead,
         })
+    }
+
+    /// Refuses a device whose CANN lacks the operator, and inputs of a call that are on another device.
+    pub(crate) fn admit<'a, P: Parameter>(
+        &self,
+        context: &Arc<Context>,
+        operator: OperatorVersion,
+        instead: &'static str,
+        inputs: impl IntoIterator<Item = (P, &'a AnyTensor)>,
+    ) -> Result<()> {
+        self.required(context.runtime().api(), operator, instead)?;
+        let mut inputs = inputs.into_iter();
+        inputs.try_for_each(|(parameter, input)| input.on(parameter.info().name, context))
     }
 }
 

@@ -4,17 +4,16 @@
 //! [`BatchMatMulPlan`].
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::batch_mat_mul::{Argument, BatchMatMulCall, Parameter, Version, cube_math_type};
+use ascend_spec::ops::batch_mat_mul::{BatchMatMulCall, Parameter, Version, cube_math_type};
 use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -115,9 +114,7 @@ impl BatchMatMul {
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
     pub fn plan<T: Element>(&self, (self_, mat2): (&Tensor<T>, &Tensor<T>)) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
-        let api = context.runtime().api();
-        phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
-        mat2.on(Parameter::Mat2.name(), context)?;
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs((self_, mat2)))?;
         let (left, right) = (*self_.desc(), *mat2.desc());
         let mut call = BatchMatMulCall {
             self_: Some(left),
@@ -134,26 +131,15 @@ impl BatchMatMul {
             .fix("multiply in parts"));
         };
         call.out = Some(out);
-        let planned = self.prepare(context, &call, self_);
-        let planned = planned.map(|call| BatchMatMulPlan::new(call, BatchMatMulOperation { out }));
         let recorded = AnyArguments::BatchMatMul(call.to_arguments());
-        let factors = [self_, mat2].map(|factor| &**factor);
-        let tensors = LaunchTensors { out: None, factors };
-        BatchMatMulPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &BatchMatMulCall,
-        stand_in: &AnyTensor,
-    ) -> Result<PreparedCall<Parameter>> {
-        let soc = context.soc()?;
-        let problem = call.check(soc)?;
-        call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
-        let is_idle = problem.is_idle();
-        PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])
+        let tensors = named_tensors(&[], &inputs((self_, mat2)), None);
+        BatchMatMulPlan::of_call(context, (&call, Version::V1), self_, recorded, &tensors, || {
+            let soc = context.soc()?;
+            let problem = call.check(soc)?;
+            call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
+            let is_idle = problem.is_idle();
+            Ok((BatchMatMulOperation { out }, is_idle))
+        })
     }
 }
 
@@ -170,22 +156,9 @@ pub struct BatchMatMulOperation {
     out: TensorDesc,
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a> {
-    /// `None` for a call that is only planned.
-    out: Option<&'a AnyTensor>,
-    factors: [&'a AnyTensor; 2],
-}
-
-impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        let [left, right] = self.factors;
-        if let Some(out) = self.out {
-            visit(Parameter::Out.into(), out)?;
-        }
-        visit(Parameter::SelfMatrices.into(), left)?;
-        visit(Parameter::Mat2.into(), right)
-    }
+/// Both factors as arguments.
+fn inputs<'a, T: Element>((self_, mat2): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
+    [(Parameter::SelfMatrices, self_), (Parameter::Mat2, mat2)]
 }
 
 impl Sealed for BatchMatMulOperation {}
@@ -206,9 +179,8 @@ impl Operation for BatchMatMulOperation {
         &(self_, mat2): &(&Tensor<T>, &Tensor<T>),
         out: &mut Tensor<T>,
     ) -> Result<()> {
-        let factors = [self_, mat2].map(|factor| &**factor);
-        let out = Some(&**out);
-        plan.queue(queue, &LaunchTensors { out, factors }, || Ok(())).flatten()
+        let output: (_, &AnyTensor) = (Parameter::Out, out);
+        plan.queue(queue, &named_tensors(&[output], &inputs((self_, mat2)), None), || Ok(())).flatten()
     }
 
     fn describe(&self, _: &BatchMatMulPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::geometry::BlockMap;
 use ascend_spec::ops::block_sparse_attention::rules::ROWS_WITHOUT_KEYS;
-use ascend_spec::ops::block_sparse_attention::{Argument, BlockSparseCall, BlockSparseProblem, Parameter, Version};
+use ascend_spec::ops::block_sparse_attention::{BlockSparseCall, BlockSparseProblem, Parameter, Version};
 use ascend_spec::{Layout, Soc, TensorDesc, Tile, Visibility, arguments_of_version, block_sparse_attention_arguments};
 
 use crate::error::{Error, Result};
 use crate::mask;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
@@ -136,17 +136,31 @@ impl BlockSparseAttention {
     pub fn plan<'a, T: Element>(&self, inputs: impl Into<BlockSparseInputs<'a, T>>) -> Result<BlockSparsePlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        for (parameter, input) in inputs.each() {
-            input.on(parameter.name(), context)?;
-        }
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         let given = self.call(context, inputs.each().map(|(_, input)| *input.desc()))?;
         let (out, lse) = given.outputs().unzip();
         let call = BlockSparseCall { attention_out: out, softmax_lse: lse.flatten(), ..given };
-        let tensors = LaunchTensors { inputs: &inputs, outputs: None };
+        let tensors = named_tensors(&[], &inputs.each(), None);
         let recorded = AnyArguments::BlockSparseAttention(call.to_arguments());
-        let planned = self.prepare(context, &call, &inputs);
-        BlockSparsePlan::recorded(planned, context, recorded, &tensors)
+        BlockSparsePlan::of_call(context, (&call, Version::V1), inputs.query, recorded, &tensors, || {
+            let target = context.target()?;
+            let problem = call.check(target)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            call.lint(target, &allowed)?;
+            let Some(out) = call.attention_out else {
+                return Err(operation::no_elements(inputs.query));
+            };
+            let operation = BlockSparseOperation {
+                problem,
+                block_shape: self.block_shape,
+                lengths: self.lengths.clone(),
+                out,
+                softmax_lse: call.softmax_lse,
+                leaves_rows: allowed.contains(&ROWS_WITHOUT_KEYS.id),
+            };
+            operation.check(inputs.mask)?;
+            Ok((operation, problem.is_idle()))
+        })
     }
 
     /// The call with queries, keys, values and a mask, without outputs.
@@ -185,34 +199,6 @@ impl BlockSparseAttention {
         let (attention_out, lse) = given.outputs().unzip();
         let call = BlockSparseCall { attention_out, softmax_lse: lse.flatten(), ..given };
         Ok(call.check(context.target()?).is_ok())
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare<T: Element>(
-        &self,
-        context: &Arc<Context>,
-        call: &BlockSparseCall<'_>,
-        inputs: &BlockSparseInputs<'_, T>,
-    ) -> Result<BlockSparsePlan> {
-        let (target, stand_in) = (context.target()?, inputs.query);
-        let problem = call.check(target)?;
-        let allowed = self.allowed.ids(lints_of::<Version>)?;
-        call.lint(target, &allowed)?;
-        let Some(out) = call.attention_out else {
-            return Err(operation::no_elements(stand_in));
-        };
-        let operation = BlockSparseOperation {
-            problem,
-            block_shape: self.block_shape,
-            lengths: self.lengths.clone(),
-            out,
-            softmax_lse: call.softmax_lse,
-            leaves_rows: allowed.contains(&ROWS_WITHOUT_KEYS.id),
-        };
-        operation.check(inputs.mask)?;
-        let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(BlockSparsePlan::new(prepared, operation))
     }
 }
 
@@ -458,26 +444,6 @@ fn lengths_of(lengths: Option<&[Vec<i64>; 2]>) -> [Option<&[i64]>; 2] {
     [0, 1].map(|side| lengths.map(|lengths| lengths[side].as_slice()))
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    inputs: &'a BlockSparseInputs<'a, T>,
-    /// `None` for a call that is only planned.
-    outputs: Option<&'a BlockSparseOutput<T>>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some(outputs) = self.outputs {
-            visit(Parameter::AttentionOut.into(), &outputs.out)?;
-            if let Some(lse) = &outputs.softmax_lse {
-                visit(Parameter::SoftmaxLse.into(), lse)?;
-            }
-        }
-        let mut inputs = self.inputs.each().into_iter();
-        inputs.try_for_each(|(parameter, input)| visit(parameter.into(), input))
-    }
-}
-
 impl Sealed for BlockSparseOperation {}
 
 impl Operation for BlockSparseOperation {
@@ -500,7 +466,10 @@ impl Operation for BlockSparseOperation {
         inputs: &BlockSparseInputs<'_, T>,
         outputs: &mut BlockSparseOutput<T>,
     ) -> Result<()> {
-        let given = LaunchTensors { inputs, outputs: Some(outputs) };
+        let out: (_, &AnyTensor) = (Parameter::AttentionOut, &outputs.out);
+        let lse = outputs.softmax_lse.iter().map(|lse| (Parameter::SoftmaxLse, &**lse));
+        let outputs: NamedTensors<'_, Parameter> = [out].into_iter().chain(lse).collect();
+        let given = named_tensors(&outputs, &inputs.each(), None);
         plan.queue(queue, &given, || self.check(inputs.mask)).flatten()
     }
 

@@ -4,22 +4,21 @@
 //! [`CausalConv1d`] describes a call, which is planned once and launched per layer as a [`CausalConvPlan`].
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::causal_conv1d::{Argument, CausalConvCall, ConvContents, ConvProblem, Parameter, Version};
+use ascend_spec::ops::causal_conv1d::{CausalConvCall, ConvContents, ConvProblem, Parameter, Version};
 use ascend_spec::{TensorDesc, Violation, arguments_of_version, causal_conv1d_arguments};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{narrow, number, numbers, too_many_values, uploaded, wide};
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::rules::PACKAGE_TRUSTED;
-use crate::runtime::{Context, Platform, Queue, Runtime, Stream};
+use crate::runtime::{Platform, Queue, Runtime, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -266,11 +265,9 @@ impl CausalConv1d {
     ) -> Result<CausalConvPlan> {
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        let tensors = named_tensors(&[], &[], inputs.each().chain(sequences.each()));
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
         vouched_for(context.runtime())?;
-        for (parameter, tensor) in inputs.each().chain(sequences.each()) {
-            tensor.on(parameter.name(), context)?;
-        }
         let desc = |tensor: &AnyTensor| Some(*tensor.desc());
         let history = |accepted: bool| (sequences.accepted == accepted).then(|| *sequences.history.desc());
         let given = CausalConvCall {
@@ -287,29 +284,17 @@ impl CausalConv1d {
             ..CausalConvCall::default()
         };
         let call = CausalConvCall { y: given.output(), ..given };
-        let launch = LaunchTensors { sequences, inputs: &inputs, y: None };
-        let planned = self.prepare(context, &call, sequences, inputs.x);
         let recorded = AnyArguments::CausalConv1d(call.to_arguments());
-        CausalConvPlan::recorded(planned, context, recorded, &launch)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &CausalConvCall,
-        sequences: &ConvSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<CausalConvPlan> {
-        let target = context.target()?;
-        let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(stand_in))?;
-        let problem = call.check(target)?;
-        let allowed = self.allowed.ids(lints_of::<Version>)?;
-        let allowed = allowed.iter().map(|&id| id.into()).collect();
-        sequences.numbers.require(ConvCheck { problem, allowed })?;
-        let operation = CausalConvOperation { sequences: sequences.clone(), y };
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
-        Ok(CausalConvPlan::new(prepared, operation))
+        CausalConvPlan::of_call(context, (&call, Version::V1), inputs.x, recorded, &tensors, || {
+            let target = context.target()?;
+            let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(inputs.x))?;
+            let problem = call.check(target)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            let allowed = allowed.iter().map(|&id| id.into()).collect();
+            sequences.numbers.require(ConvCheck { problem, allowed })?;
+            let operation = CausalConvOperation { sequences: sequences.clone(), y };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 
@@ -363,24 +348,6 @@ pub struct CausalConvOperation {
     y: TensorDesc,
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    sequences: &'a ConvSequences,
-    inputs: &'a ConvInputs<'a, T>,
-    /// `None` for a call that is only planned.
-    y: Option<&'a Tensor<T>>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some(y) = self.y {
-            visit(Parameter::Y.into(), y)?;
-        }
-        let mut tensors = self.inputs.each().chain(self.sequences.each());
-        tensors.try_for_each(|(parameter, tensor)| visit(parameter.into(), tensor))
-    }
-}
-
 impl Sealed for CausalConvOperation {}
 
 impl Operation for CausalConvOperation {
@@ -399,7 +366,8 @@ impl Operation for CausalConvOperation {
         inputs: &ConvInputs<'_, T>,
         y: &mut Tensor<T>,
     ) -> Result<()> {
-        let given = LaunchTensors { sequences: &self.sequences, inputs, y: Some(y) };
+        let output: (_, &AnyTensor) = (Parameter::Y, y);
+        let given = named_tensors(&[output], &[], inputs.each().chain(self.sequences.each()));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

@@ -3,18 +3,17 @@
 //! [`ChunkGatedDeltaRule`] describes a call, which is planned once and launched per layer as a [`ChunkDeltaPlan`].
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::chunk_gated_delta_rule::{Argument, ChunkDeltaCall, Parameter, Version, rules};
+use ascend_spec::ops::chunk_gated_delta_rule::{ChunkDeltaCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, chunk_gated_delta_rule_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -101,11 +100,8 @@ impl ChunkGatedDeltaRule {
         let inputs = inputs.into();
         let tensors = inputs.tensors;
         let context = tensors.query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         inputs.check_decays()?;
-        for (parameter, tensor) in inputs.each() {
-            tensor.on(parameter.name(), context)?;
-        }
         sequences.on(context, false)?;
         let desc = |tensor: &AnyTensor| *tensor.desc();
         let given = ChunkDeltaCall {
@@ -122,30 +118,20 @@ impl ChunkGatedDeltaRule {
         };
         let [out, final_state] = given.outputs();
         let call = ChunkDeltaCall { out, final_state, ..given };
-        let launch = LaunchTensors { sequences, inputs: &inputs, outputs: None };
-        let planned = self.prepare(context, &call, sequences, tensors.value);
+        let lengths: (_, &AnyTensor) = (Parameter::ActualSeqLengths, sequences.lengths());
+        let launch = named_tensors(&[], &[], inputs.each().chain([lengths]));
         let recorded = AnyArguments::ChunkGatedDeltaRule(call.to_arguments());
-        ChunkDeltaPlan::recorded(planned, context, recorded, &launch)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &ChunkDeltaCall,
-        sequences: &DeltaSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<ChunkDeltaPlan> {
-        let outputs = call.out.zip(call.final_state);
-        let held = outputs.filter(|(out, state)| out.byte_range().is_some() && state.byte_range().is_some());
-        let (out, final_state) = held.ok_or_else(|| too_many_values(stand_in))?;
-        let problem = call.check(context.target()?)?;
-        let allowed = self.allowed.ids(lints_of::<Version>)?;
-        let lints = DeltaLints::Chunk([&rules::ROWS_LEFT_OUT, &rules::NO_TOKENS]);
-        sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
-        let operation = ChunkDeltaOperation { sequences: sequences.clone(), out, final_state };
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
-        Ok(ChunkDeltaPlan::new(prepared, operation))
+        ChunkDeltaPlan::of_call(context, (&call, Version::V1), tensors.value, recorded, &launch, || {
+            let outputs = call.out.zip(call.final_state);
+            let held = outputs.filter(|(out, state)| out.byte_range().is_some() && state.byte_range().is_some());
+            let (out, final_state) = held.ok_or_else(|| too_many_values(tensors.value))?;
+            let problem = call.check(context.target()?)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            let lints = DeltaLints::Chunk([&rules::ROWS_LEFT_OUT, &rules::NO_TOKENS]);
+            sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
+            let operation = ChunkDeltaOperation { sequences: sequences.clone(), out, final_state };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 
@@ -217,27 +203,6 @@ pub struct ChunkDeltaOperation {
     final_state: TensorDesc,
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    sequences: &'a DeltaSequences,
-    inputs: &'a ChunkDeltaInputs<'a, T>,
-    /// `None` for a call that is only planned.
-    outputs: Option<&'a ChunkDeltaOutput<T>>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some(outputs) = self.outputs {
-            visit(Parameter::Out.into(), &outputs.out)?;
-            visit(Parameter::FinalState.into(), &outputs.final_state)?;
-        }
-        for (parameter, tensor) in self.inputs.each() {
-            visit(parameter.into(), tensor)?;
-        }
-        visit(Parameter::ActualSeqLengths.into(), self.sequences.lengths())
-    }
-}
-
 impl Sealed for ChunkDeltaOperation {}
 
 impl Operation for ChunkDeltaOperation {
@@ -260,7 +225,10 @@ impl Operation for ChunkDeltaOperation {
         outputs: &mut ChunkDeltaOutput<T>,
     ) -> Result<()> {
         inputs.check_decays()?;
-        let given = LaunchTensors { sequences: &self.sequences, inputs, outputs: Some(outputs) };
+        let outputs: [(_, &AnyTensor); 2] =
+            [(Parameter::Out, &outputs.out), (Parameter::FinalState, &outputs.final_state)];
+        let lengths: (_, &AnyTensor) = (Parameter::ActualSeqLengths, self.sequences.lengths());
+        let given = named_tensors(&outputs, &[], inputs.each().chain([lengths]));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

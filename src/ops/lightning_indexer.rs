@@ -4,18 +4,17 @@
 //! and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::lightning_indexer::{Arguments, IndexerCall, Parameter, Version, rules};
+use ascend_spec::ops::lightning_indexer::{IndexerCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -115,10 +114,7 @@ impl LightningIndexer {
     ) -> Result<IndexerPlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        for (parameter, input) in inputs.each() {
-            input.on(parameter.name(), context)?;
-        }
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
         let given = IndexerCall {
@@ -142,32 +138,19 @@ impl LightningIndexer {
             ..given
         };
         let tensors = named_tensors(&[], &inputs.each(), sequences.each(IndexerCall::CONTENTS));
-        let recorded: Arguments<TensorDesc> = call.to_arguments();
-        let planned = self.prepare(context, &call, sequences, inputs.query);
-        let recorded = AnyArguments::LightningIndexer(recorded);
-        IndexerPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &IndexerCall<'_>,
-        sequences: &SparseSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<IndexerPlan> {
-        let target = context.target()?;
-        let outputs = call.sparse_indices.zip(call.sparse_values);
-        let (indices, values) = implied(outputs, stand_in, || too_many_keys(self.count))?;
-        let problem = call.check(target)?;
-        let allowed = self.allowed.ids(lints_of::<Version>)?;
-        call.lint(target, &allowed)?;
-        let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-        sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
-        let operation = IndexerOperation { sequences: sequences.clone(), outputs: [indices, values] };
-        let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(IndexerPlan::new(prepared, operation))
+        let recorded = AnyArguments::LightningIndexer(call.to_arguments());
+        IndexerPlan::of_call(context, (&call, Version::V1), inputs.query, recorded, &tensors, || {
+            let target = context.target()?;
+            let outputs = call.sparse_indices.zip(call.sparse_values);
+            let (indices, values) = implied(outputs, inputs.query, || too_many_keys(self.count))?;
+            let problem = call.check(target)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            call.lint(target, &allowed)?;
+            let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
+            sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
+            let operation = IndexerOperation { sequences: sequences.clone(), outputs: [indices, values] };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 

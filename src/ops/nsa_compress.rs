@@ -3,7 +3,6 @@
 //! [`NsaCompress`] describes a call, which is planned once and launched per layer as an [`NsaCompressPlan`].
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_compress::{NsaCompressCall, Parameter, Version};
@@ -11,9 +10,9 @@ use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -27,8 +26,8 @@ const INSTEAD: &str = "multiply blocks and their weights with BatchMatMul, or at
 /// A call of NsaCompress: of each block of tokens of a sequence it makes one token, the sum of the block's tokens, each
 /// times its weight for the head.
 ///
-/// Describe it, plan it for tensors of certain shapes, and launch the [`NsaCompressPlan`] once a layer, for keys and for
-/// values.
+/// Describe it, plan it for tensors of certain shapes, and launch the [`NsaCompressPlan`] once a layer, for keys and
+/// for values.
 ///
 /// Source: aclnnNsaCompress, since CANN 8.5, on Atlas A2 and A3; elsewhere planning is an
 /// [`Error::MissingOperator`](crate::Error::MissingOperator) or an [`Error::Violation`](crate::Error::Violation).
@@ -94,8 +93,8 @@ impl NsaCompress {
         (input, weight): (&Tensor<T>, &Tensor<T>),
     ) -> Result<NsaCompressPlan> {
         let context = input.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        weight.on(Parameter::Weight.name(), context)?;
+        let tensors = named_tensors(&[], &inputs((input, weight)), None);
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
         let mut end = 0i64;
         let ends = lengths.iter().map(|&length| {
             end = end.saturating_add(i64::try_from(length).unwrap_or(i64::MAX));
@@ -111,32 +110,21 @@ impl NsaCompress {
             ..NsaCompressCall::default()
         };
         let call = NsaCompressCall { output: given.compressed(), ..given };
-        let tensors = named_tensors(&[], &inputs((input, weight)), None);
-        let planned = self.prepare(context, &call, input);
         let recorded = AnyArguments::NsaCompress(call.to_arguments());
-        NsaCompressPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &NsaCompressCall<'_>,
-        stand_in: &AnyTensor,
-    ) -> Result<NsaCompressPlan> {
-        let target = context.target()?;
-        let Some(output) = call.output else {
-            let given = format_args!("{} in blocks of {} every {}", stand_in.desc(), self.block, self.stride);
-            let allowed = "[T, N, D] in blocks of at least one token, which memory can hold compressed";
-            return Err(
-                Error::invalid("input", given, allowed).fix("give the tokens these axes, and blocks their size")
-            );
-        };
-        let problem = call.check(target)?;
-        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-        let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(NsaCompressPlan::new(prepared, NsaCompressOperation { output }))
+        NsaCompressPlan::of_call(context, (&call, Version::V1), input, recorded, &tensors, || {
+            let target = context.target()?;
+            let Some(output) = call.output else {
+                let given = format_args!("{} in blocks of {} every {}", input.desc(), self.block, self.stride);
+                let allowed = "[T, N, D] in blocks of at least one token, which memory can hold compressed";
+                return Err(
+                    Error::invalid("input", given, allowed).fix("give the tokens these axes, and blocks their size")
+                );
+            };
+            let problem = call.check(target)?;
+            call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+            let is_idle = problem.is_idle();
+            Ok((NsaCompressOperation { output }, is_idle))
+        })
     }
 }
 

@@ -4,7 +4,6 @@
 //! [`NsaCompressAttentionPlan`]. Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_compress_attention_infer::{NsaCompressAttentionCall, Parameter, Version, rules};
@@ -12,10 +11,10 @@ use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_attention_infer
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -130,9 +129,8 @@ impl NsaCompressAttentionInfer {
         (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<NsaCompressAttentionPlan> {
         let context = query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        key.on(Parameter::Key.name(), context)?;
-        value.on(Parameter::Value.name(), context)?;
+        let inputs = inputs((query, key, value));
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs)?;
         sequences.on(context)?;
         let [queries, compressed] = sequences.lengths()?;
         let [block, stride, select, count] = self.sizes;
@@ -162,31 +160,18 @@ impl NsaCompressAttentionInfer {
             top_k_output: outputs.map(|[_, selected]| selected),
             ..given
         };
-        let inputs = inputs((query, key, value));
         let tensors = named_tensors(&[], &inputs, sequences.table(Parameter::BlockTable));
-        let planned = self.prepare(context, &call, sequences, query);
         let recorded = AnyArguments::NsaCompressAttentionInfer(call.to_arguments());
-        NsaCompressAttentionPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &NsaCompressAttentionCall<'_>,
-        sequences: &SparseSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<NsaCompressAttentionPlan> {
-        let target = context.target()?;
-        let outputs = call.output.zip(call.top_k_output);
-        let (output, selected) = implied(outputs, stand_in, || too_many_keys(self.sizes[3]))?;
-        let problem = call.check(target)?;
-        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-        sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
-        let operation = NsaCompressAttentionOperation { sequences: sequences.clone(), outputs: [output, selected] };
-        let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(NsaCompressAttentionPlan::new(prepared, operation))
+        NsaCompressAttentionPlan::of_call(context, (&call, Version::V1), query, recorded, &tensors, || {
+            let target = context.target()?;
+            let outputs = call.output.zip(call.top_k_output);
+            let (output, selected) = implied(outputs, query, || too_many_keys(self.sizes[3]))?;
+            let problem = call.check(target)?;
+            call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+            sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
+            let operation = NsaCompressAttentionOperation { sequences: sequences.clone(), outputs: [output, selected] };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 

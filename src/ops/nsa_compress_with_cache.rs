@@ -1,7 +1,8 @@
 //! NsaCompressWithCache: the newest block of tokens of each sequence, compressed into a cache.
 //!
 //! [`NsaCompressWithCache`] describes a call, which is planned once a step and launched per layer as an
-//! [`NsaCompressCachePlan`]. Which row of the cache each sequence writes is a [`CompressedSlots`], which the host knows.
+//! [`NsaCompressCachePlan`]. Which row of the cache each sequence writes is a [`CompressedSlots`], which the host
+//! knows.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use ascend_spec::{arguments_of_version, nsa_compress_with_cache_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::ops::sparse_sequences::{SparseSequences, number, on_device};
-use crate::runtime::{Context, Queue, Stream};
+use crate::runtime::{Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -102,10 +103,7 @@ impl NsaCompressWithCache {
         let inputs = inputs.into();
         let NsaCompressCacheInputs { input, weight, slots, cache } = inputs;
         let context = input.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        for (parameter, tensor) in inputs.each() {
-            tensor.on(parameter.name(), context)?;
-        }
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         if sequences.block_table().is_none() && sequences.layouts()[1] != "TND" {
             return Err(Error::invalid("sequences", "padded sequences", "packed ones, or keys in a paged cache")
@@ -125,27 +123,16 @@ impl NsaCompressWithCache {
             output_cache: Some(*cache.desc()),
             ..NsaCompressCacheCall::default()
         };
-        let planned = self.prepare(context, &call, sequences, &inputs);
         let recorded = AnyArguments::NsaCompressWithCache(call.to_arguments());
         let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
-        NsaCompressCachePlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare<T: Element>(
-        &self,
-        context: &Arc<Context>,
-        call: &NsaCompressCacheCall<'_>,
-        sequences: &SparseSequences,
-        inputs: &NsaCompressCacheInputs<'_, T>,
-    ) -> Result<NsaCompressCachePlan> {
-        let target = context.target()?;
-        let problem = call.check(target)?;
-        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-        let operation = NsaCompressCacheOperation { problem, sequences: sequences.clone() };
-        operation.admits(inputs.slots)?;
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, false, inputs.input, &[])?;
-        Ok(NsaCompressCachePlan::new(prepared, operation))
+        NsaCompressCachePlan::of_call(context, (&call, Version::V1), input, recorded, &tensors, || {
+            let target = context.target()?;
+            let problem = call.check(target)?;
+            call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+            let operation = NsaCompressCacheOperation { problem, sequences: sequences.clone() };
+            operation.admits(inputs.slots)?;
+            Ok((operation, false))
+        })
     }
 }
 

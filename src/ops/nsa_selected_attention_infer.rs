@@ -4,7 +4,6 @@
 //! [`NsaSelectedPlan`]. Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_selected_attention_infer::{NsaSelectedCall, Parameter, Version, rules};
@@ -12,10 +11,10 @@ use ascend_spec::{TensorDesc, arguments_of_version, nsa_selected_attention_infer
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -116,10 +115,7 @@ impl NsaSelectedAttentionInfer {
         let inputs = inputs.into();
         let NsaSelectedInputs { query, key, value, selected } = inputs;
         let context = query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        for (parameter, input) in inputs.each() {
-            input.on(parameter.name(), context)?;
-        }
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [queries, tokens] = sequences.lengths()?;
         let axes = query.desc().shape;
@@ -142,28 +138,16 @@ impl NsaSelectedAttentionInfer {
         };
         let call = NsaSelectedCall { output: given.attention(), ..given };
         let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
-        let planned = self.prepare(context, &call, sequences, query);
         let recorded = AnyArguments::NsaSelectedAttentionInfer(call.to_arguments());
-        NsaSelectedPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &NsaSelectedCall<'_>,
-        sequences: &SparseSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<NsaSelectedPlan> {
-        let target = context.target()?;
-        let output = implied(call.output, stand_in, || too_many_rows(stand_in))?;
-        let problem = call.check(target)?;
-        call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-        sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
-        let operation = NsaSelectedOperation { sequences: sequences.clone(), output };
-        let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(NsaSelectedPlan::new(prepared, operation))
+        NsaSelectedPlan::of_call(context, (&call, Version::V1), query, recorded, &tensors, || {
+            let target = context.target()?;
+            let output = implied(call.output, query, || too_many_rows(query))?;
+            let problem = call.check(target)?;
+            call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+            sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
+            let operation = NsaSelectedOperation { sequences: sequences.clone(), output };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 

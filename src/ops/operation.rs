@@ -15,7 +15,7 @@ use ascend_spec::operator::DeclaredParameter;
 use crate::case_file::{self, LiveCall};
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{Parameter, PreparedCall, Tensors};
+use crate::operator::{EntryPoints, Parameter, PreparedCall, Tensors};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -120,8 +120,26 @@ impl<O: Operation> Plan<O> {
         self
     }
 
-    /// The plan of an operator with one version, whose launches are recorded as this call, or its refusal, which is
-    /// recorded with these tensors.
+    /// Plans a call, whose launches are recorded as `recorded`. `check` asks the contract for what the plan knows and
+    /// whether there is nothing to compute; its refusal is recorded with these tensors. While the call is prepared
+    /// `stand_in` is the address of all tensors.
+    pub(crate) fn of_call<C: EntryPoints<Parameter = O::Parameter>>(
+        context: &Arc<Context>,
+        (call, version): (&C, C::Version),
+        stand_in: &AnyTensor,
+        recorded: AnyArguments<TensorDesc>,
+        tensors: &impl Tensors<O::Parameter>,
+        check: impl FnOnce() -> Result<(O, bool)>,
+    ) -> Result<Self> {
+        let planned = check().and_then(|(operation, is_idle)| {
+            let prepared = PreparedCall::standing_in(context, call, version, is_idle, stand_in, &[])?;
+            Ok(Self::new(prepared, operation))
+        });
+        Self::recorded(planned, context, recorded, tensors)
+    }
+
+    /// The plan of a call, whose launches are recorded as this call, or its refusal, which is recorded with these
+    /// tensors.
     pub(crate) fn recorded(
         planned: Result<Self>,
         context: &Arc<Context>,

@@ -5,18 +5,17 @@
 //! Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::quant_lightning_indexer::{Arguments, Parameter, QuantIndexerCall, Version, rules};
+use ascend_spec::ops::quant_lightning_indexer::{Parameter, QuantIndexerCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -111,10 +110,7 @@ impl QuantLightningIndexer {
     ) -> Result<QuantIndexerPlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        for (parameter, input) in inputs.each() {
-            input.on(parameter.name(), context)?;
-        }
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
         let given = QuantIndexerCall {
@@ -134,31 +130,18 @@ impl QuantLightningIndexer {
         };
         let call = QuantIndexerCall { sparse_indices: given.output(), ..given };
         let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantIndexerCall::CONTENTS));
-        let recorded: Arguments<TensorDesc> = call.to_arguments();
-        let planned = self.prepare(context, &call, sequences, inputs.query);
-        let recorded = AnyArguments::QuantLightningIndexer(recorded);
-        QuantIndexerPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &QuantIndexerCall<'_>,
-        sequences: &SparseSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<QuantIndexerPlan> {
-        let target = context.target()?;
-        let indices = implied(call.sparse_indices, stand_in, || too_many_keys(self.count))?;
-        let problem = call.check(target)?;
-        let allowed = self.allowed.ids(lints_of::<Version>)?;
-        call.lint(target, &allowed)?;
-        let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-        sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
-        let operation = QuantIndexerOperation { sequences: sequences.clone(), indices };
-        let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(QuantIndexerPlan::new(prepared, operation))
+        let recorded = AnyArguments::QuantLightningIndexer(call.to_arguments());
+        QuantIndexerPlan::of_call(context, (&call, Version::V1), inputs.query, recorded, &tensors, || {
+            let target = context.target()?;
+            let indices = implied(call.sparse_indices, inputs.query, || too_many_keys(self.count))?;
+            let problem = call.check(target)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            call.lint(target, &allowed)?;
+            let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
+            sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
+            let operation = QuantIndexerOperation { sequences: sequences.clone(), indices };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 

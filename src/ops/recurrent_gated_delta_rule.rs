@@ -4,18 +4,17 @@
 //! [`RecurrentDeltaPlan`].
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::recurrent_gated_delta_rule::{Argument, Parameter, RecurrentDeltaCall, Version, rules};
+use ascend_spec::ops::recurrent_gated_delta_rule::{Parameter, RecurrentDeltaCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, recurrent_gated_delta_rule_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -78,8 +77,8 @@ impl RecurrentGatedDeltaRule {
         Self { scale, allowed: AllowedLints::default() }
     }
 
-    /// Lets a call through that breaks this lint, such as `recurrent_delta.scale_zero`. Of a slot of two sequences, which
-    /// `recurrent_delta.shared_slot` lets through, the strict emulation makes an error at the launch.
+    /// Lets a call through that breaks this lint, such as `recurrent_delta.scale_zero`. Of a slot of two sequences,
+    /// which `recurrent_delta.shared_slot` lets through, the strict emulation makes an error at the launch.
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
         self
@@ -105,11 +104,7 @@ impl RecurrentGatedDeltaRule {
         let inputs = inputs.into();
         let tensors = inputs.tensors;
         let context = tensors.query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        inputs.states.on(Parameter::State.name(), context)?;
-        for (parameter, tensor) in tensors.each(TENSORS) {
-            tensor.on(parameter.name(), context)?;
-        }
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context, true)?;
         let desc = |tensor: &AnyTensor| *tensor.desc();
         let given = RecurrentDeltaCall {
@@ -127,30 +122,20 @@ impl RecurrentGatedDeltaRule {
             out: None,
         };
         let call = RecurrentDeltaCall { out: given.output(), ..given };
-        let launch = LaunchTensors { sequences, inputs: &inputs, out: None };
-        let planned = self.prepare(context, &call, sequences, tensors.value);
+        let launch = named_tensors(&[], &[], inputs.each().chain(sequences.each(RecurrentDeltaCall::CONTENTS)));
         let recorded = AnyArguments::RecurrentGatedDeltaRule(call.to_arguments());
-        RecurrentDeltaPlan::recorded(planned, context, recorded, &launch)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &RecurrentDeltaCall,
-        sequences: &DeltaSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<RecurrentDeltaPlan> {
-        let target = context.target()?;
-        let out = call.out.filter(|out| out.byte_range().is_some()).ok_or_else(|| too_many_values(stand_in))?;
-        let problem = call.check(target)?;
-        let allowed = self.allowed.ids(lints_of::<Version>)?;
-        call.lint(target, &allowed)?;
-        let lints = DeltaLints::Recurrent { shared: &rules::SHARED };
-        sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
-        let operation = RecurrentDeltaOperation { sequences: sequences.clone(), out };
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, problem.is_idle(), stand_in, &[])?;
-        Ok(RecurrentDeltaPlan::new(prepared, operation))
+        RecurrentDeltaPlan::of_call(context, (&call, Version::V1), tensors.value, recorded, &launch, || {
+            let target = context.target()?;
+            let out =
+                call.out.filter(|out| out.byte_range().is_some()).ok_or_else(|| too_many_values(tensors.value))?;
+            let problem = call.check(target)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            call.lint(target, &allowed)?;
+            let lints = DeltaLints::Recurrent { shared: &rules::SHARED };
+            sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
+            let operation = RecurrentDeltaOperation { sequences: sequences.clone(), out };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 
@@ -168,6 +153,13 @@ impl<'a, T: Element> From<(DeltaTensors<'a, T>, &'a DeltaStates)> for RecurrentD
     }
 }
 
+impl<'a, T: Element> RecurrentDeltaInputs<'a, T> {
+    /// The tensor of each argument.
+    fn each(&self) -> impl Iterator<Item = (Parameter, &'a AnyTensor)> {
+        [(Parameter::State, self.states)].into_iter().chain(self.tensors.each(TENSORS))
+    }
+}
+
 impl operator::Parameter for Parameter {}
 
 /// A call of RecurrentGatedDeltaRule that was checked and prepared. From [`RecurrentGatedDeltaRule::plan`].
@@ -180,30 +172,6 @@ pub type RecurrentDeltaPlan = operation::Plan<RecurrentDeltaOperation>;
 pub struct RecurrentDeltaOperation {
     sequences: DeltaSequences,
     out: TensorDesc,
-}
-
-/// The tensors of a launch.
-struct LaunchTensors<'a, T: Element> {
-    sequences: &'a DeltaSequences,
-    inputs: &'a RecurrentDeltaInputs<'a, T>,
-    /// `None` for a call that is only planned.
-    out: Option<&'a Tensor<T>>,
-}
-
-impl<T: Element> Tensors<Parameter> for LaunchTensors<'_, T> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some(out) = self.out {
-            visit(Parameter::Out.into(), out)?;
-        }
-        visit(Parameter::State.into(), self.inputs.states)?;
-        for (parameter, tensor) in self.inputs.tensors.each(TENSORS) {
-            visit(parameter.into(), tensor)?;
-        }
-        for (parameter, tensor) in self.sequences.each(RecurrentDeltaCall::CONTENTS) {
-            visit(parameter.into(), tensor)?;
-        }
-        Ok(())
-    }
 }
 
 impl Sealed for RecurrentDeltaOperation {}
@@ -224,7 +192,9 @@ impl Operation for RecurrentDeltaOperation {
         inputs: &RecurrentDeltaInputs<'_, T>,
         out: &mut Tensor<T>,
     ) -> Result<()> {
-        let given = LaunchTensors { sequences: &self.sequences, inputs, out: Some(out) };
+        let output: (_, &AnyTensor) = (Parameter::Out, out);
+        let sequences = self.sequences.each(RecurrentDeltaCall::CONTENTS);
+        let given = named_tensors(&[output], &[], inputs.each().chain(sequences));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

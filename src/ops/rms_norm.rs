@@ -4,17 +4,16 @@
 //! [`RmsNormPlan`].
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::rms_norm::{Argument, Parameter, RmsNormCall, Version};
+use ascend_spec::ops::rms_norm::{Parameter, RmsNormCall, Version};
 use ascend_spec::{DType, TensorDesc, arguments_of_version, rms_norm_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -83,11 +82,10 @@ impl RmsNorm {
     #[doc(alias = "aclnnRmsNorm")]
     #[doc(alias = "aclnnRmsNormGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(&self, inputs: impl Into<RmsNormInputs<'a, T>>) -> Result<RmsNormPlan> {
-        let RmsNormInputs { x, gamma } = inputs.into();
+        let inputs = inputs.into();
+        let RmsNormInputs { x, gamma } = inputs;
         let context = x.memory().context();
-        let phases = phases_of(Version::V1);
-        phases.required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        gamma.on(Parameter::Gamma.name(), context)?;
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         let shape = x.desc().shape;
         let y = TensorDesc::packed(x.dtype(), shape);
         let rstd = RmsNormCall::rstd_shape(&shape, &gamma.desc().shape);
@@ -99,25 +97,15 @@ impl RmsNorm {
             y: Some(y),
             rstd: Some(rstd),
         };
-        let planned = self.prepare(context, &call, x);
-        let planned = planned.map(|call| RmsNormPlan::new(call, RmsNormOperation { y, rstd }));
         let recorded = AnyArguments::RmsNorm(call.to_arguments());
-        let tensors = Launch([(Parameter::X, &**x), (Parameter::Gamma, gamma)]);
-        RmsNormPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &RmsNormCall,
-        stand_in: &AnyTensor,
-    ) -> Result<PreparedCall<Parameter>> {
-        let soc = context.soc()?;
-        let problem = call.check(soc)?;
-        call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
-        let is_idle = problem.is_idle();
-        PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])
+        let tensors = named_tensors(&[], &inputs.each(), None);
+        RmsNormPlan::of_call(context, (&call, Version::V1), x, recorded, &tensors, || {
+            let soc = context.soc()?;
+            let problem = call.check(soc)?;
+            call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
+            let is_idle = problem.is_idle();
+            Ok((RmsNormOperation { y, rstd }, is_idle))
+        })
     }
 }
 
@@ -132,6 +120,13 @@ impl<'a, T: Element, W: Element> From<(&'a Tensor<T>, &'a Tensor<W>)> for RmsNor
     /// Rows and weights.
     fn from((x, gamma): (&'a Tensor<T>, &'a Tensor<W>)) -> Self {
         Self { x, gamma }
+    }
+}
+
+impl<'a, T: Element> RmsNormInputs<'a, T> {
+    /// The tensor of each argument.
+    fn each(&self) -> [(Parameter, &'a AnyTensor); 2] {
+        [(Parameter::X, self.x), (Parameter::Gamma, self.gamma)]
     }
 }
 
@@ -159,16 +154,6 @@ pub struct RmsNormOperation {
     rstd: TensorDesc,
 }
 
-/// The tensors of a launch.
-struct Launch<'a, const N: usize>([(Parameter, &'a AnyTensor); N]);
-
-impl<const N: usize> Tensors<Parameter> for Launch<'_, N> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        let mut tensors = self.0.iter();
-        tensors.try_for_each(|&(parameter, tensor)| visit(parameter.into(), tensor))
-    }
-}
-
 impl Sealed for RmsNormOperation {}
 
 impl Operation for RmsNormOperation {
@@ -190,12 +175,8 @@ impl Operation for RmsNormOperation {
         inputs: &RmsNormInputs<'_, T>,
         rows: &mut NormalisedRows<T>,
     ) -> Result<()> {
-        let tensors = Launch([
-            (Parameter::Y, &rows.y),
-            (Parameter::Rstd, &rows.rstd),
-            (Parameter::X, inputs.x),
-            (Parameter::Gamma, inputs.gamma),
-        ]);
+        let outputs: [(_, &AnyTensor); 2] = [(Parameter::Y, &rows.y), (Parameter::Rstd, &rows.rstd)];
+        let tensors = named_tensors(&outputs, &inputs.each(), None);
         plan.queue(queue, &tensors, || Ok(())).flatten()
     }
 

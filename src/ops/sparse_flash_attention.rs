@@ -4,20 +4,17 @@
 //! Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::sparse_flash_attention::{Arguments, Parameter, SparseFlashCall, Version, rules};
+use ascend_spec::ops::sparse_flash_attention::{Parameter, SparseFlashCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{
-    self, AllowedLints, NamedTensors, PreparedCall, entry_points, lints_of, named_tensors, phase_one,
-};
+use crate::operator::{self, AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -131,10 +128,7 @@ impl SparseFlashAttention {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
         let version = if inputs.sinks.is_some() { Version::V2 } else { Version::V1 };
-        phases_of(version).required(context.runtime().api(), version.info(), instead(version))?;
-        for (parameter, input) in inputs.each() {
-            input.on(parameter.name(), context)?;
-        }
+        phases_of(version).admit(context, version.info(), instead(version), inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_kv] = sequences.layouts();
         let given = SparseFlashCall {
@@ -164,32 +158,19 @@ impl SparseFlashAttention {
             ..given
         };
         let tensors = named_tensors(&[], &inputs.each(), sequences.each(SparseFlashCall::CONTENTS));
-        let recorded: Arguments<TensorDesc> = call.to_arguments();
-        let planned = self.prepare(context, (&call, version), sequences, inputs.query);
-        let recorded = AnyArguments::SparseFlashAttention(recorded);
-        SparseFlashPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        (call, version): (&SparseFlashCall<'_>, Version),
-        sequences: &SparseSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<SparseFlashPlan> {
-        let target = context.target()?;
-        let outputs = call.attention_out.zip(call.softmax_max);
-        let (out, softmax) = implied(outputs, stand_in, || too_many_rows(stand_in))?;
-        let problem = call.check(version, target)?;
-        let allowed = self.allowed.ids(lints_of::<Version>)?;
-        call.lint(target, &allowed)?;
-        let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-        sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
-        let operation = SparseFlashOperation { sequences: sequences.clone(), out, softmax };
-        let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, version, is_idle, stand_in, &[])?;
-        Ok(SparseFlashPlan::new(prepared, operation))
+        let recorded = AnyArguments::SparseFlashAttention(call.to_arguments());
+        SparseFlashPlan::of_call(context, (&call, version), inputs.query, recorded, &tensors, || {
+            let target = context.target()?;
+            let outputs = call.attention_out.zip(call.softmax_max);
+            let (out, softmax) = implied(outputs, inputs.query, || too_many_rows(inputs.query))?;
+            let problem = call.check(version, target)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            call.lint(target, &allowed)?;
+            let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
+            sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
+            let operation = SparseFlashOperation { sequences: sequences.clone(), out, softmax };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 
@@ -250,6 +231,13 @@ pub struct SparseAttention<T: Element> {
     pub softmax_max: Tensor<f32>,
     /// The sum of the exponentials of the scores, from which the largest is taken, in the same shape.
     pub softmax_sum: Tensor<f32>,
+}
+
+impl<T: Element> From<(Tensor<T>, Tensor<f32>, Tensor<f32>)> for SparseAttention<T> {
+    /// Tensors to write attention, maxima and sums into; the latter are `[0]` unless they are asked for.
+    fn from((out, softmax_max, softmax_sum): (Tensor<T>, Tensor<f32>, Tensor<f32>)) -> Self {
+        Self { out, softmax_max, softmax_sum }
+    }
 }
 
 impl operator::Parameter for Parameter {}

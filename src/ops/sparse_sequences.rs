@@ -108,11 +108,12 @@ impl SparseSequences {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, longer rows, sequences whose
-    /// keys are not in a paged cache, and other lengths than those of a plan that has them among its arguments, as those
-    /// of native sparse attention; [`Error::Violation`] for what a plan refuses that was made of the sequences
-    /// or of a clone of them, also of one that was dropped, since its launches may be captured. Nothing is replaced
-    /// then. [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
-    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten again.
+    /// keys are not in a paged cache, and other lengths than those of a plan that has them among its arguments, as
+    /// those of native sparse attention; [`Error::Violation`] for what a plan refuses that was made of the sequences or
+    /// of a clone of them, also of one that was dropped, since its launches may be captured. Nothing is replaced then.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
+    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten
+    /// again.
     pub fn overwrite(
         &self,
         stream: &Stream,
@@ -189,7 +190,8 @@ impl SparseSequences {
         Ok(lengths)
     }
 
-    /// Calls `read` with what the tensors hold: query rows and keys, as ends where they are packed, and the block table.
+    /// Calls `read` with what the tensors hold: query rows and keys, as ends where they are packed, and the block
+    /// table.
     pub(crate) fn read<R>(&self, read: impl FnOnce(&[Vec<i64>; 3]) -> R) -> Result<R> {
         self.content.read(read)
     }

@@ -171,8 +171,8 @@ impl Device {
     /// Whether attention planned now, by an operator that [`set_deterministic`](Self::set_deterministic) names, gives a
     /// row the same bits in every batch, cut of a prompt into chunks, cache layout and number of threads.
     ///
-    /// True on the emulation while [`Device::is_deterministic`] holds. Always false on an NPU and for functions that the
-    /// program provides: CANN does not promise it, and `ascend-attn determinism` measures it there.
+    /// True on the emulation while [`Device::is_deterministic`] holds. Always false on an NPU and for functions that
+    /// the program provides: CANN does not promise it, and `ascend-attn determinism` measures it there.
     ///
     /// # Errors
     /// As for [`Device::is_deterministic`].

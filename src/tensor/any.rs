@@ -174,9 +174,9 @@ impl AnyTensor {
         Self::new(Arc::clone(&self.memory), self.start, desc)
     }
 
-    /// A view of the elements' bits as elements of another type of the same size, such as INT8 as FLOAT8_E4M3FN, or of a
-    /// smaller one, which makes the last axis longer as `view` of PyTorch does: for operations that only move elements
-    /// and exist for one of the types alone.
+    /// A view of the elements' bits as elements of another type of the same size, such as INT8 as FLOAT8_E4M3FN, or of
+    /// a smaller one, which makes the last axis longer as `view` of PyTorch does: for operations that only move
+    /// elements and exist for one of the types alone.
     ///
     /// ```
     /// use ascend_attention::spec::DType;

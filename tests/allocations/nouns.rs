@@ -19,6 +19,16 @@ fn tensor(stream: &Stream, seed: u64, shape: &[usize]) -> Tensor<f16> {
     stream.upload(&elements, shape).unwrap()
 }
 
+/// Checks that rounds of launches on a stream allocate nothing once the first are over.
+#[track_caller]
+fn allocate_nothing(stream: &Stream, mut launches: impl FnMut()) {
+    let allocated = in_steady_state(|| {
+        launches();
+        stream.synchronize().unwrap();
+    });
+    assert_eq!(allocated, 0);
+}
+
 #[test]
 fn a_launch_of_prompts_allocates_nothing() {
     let stream = harness::stream();
@@ -31,13 +41,11 @@ fn a_launch_of_prompts_allocates_nothing() {
     let plan = call.mask(causal).plan((&layers[0], &layers[0], &layers[0]));
     let plan = plan.unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
-    let allocated = in_steady_state(|| {
+    allocate_nothing(&stream, || {
         for (x, output) in layers.iter().zip(&mut outputs) {
             plan.launch_into(&stream, (x, x, x), output).unwrap();
         }
-        stream.synchronize().unwrap();
     });
-    assert_eq!(allocated, 0);
 }
 
 #[test]
@@ -54,13 +62,11 @@ fn a_launch_of_single_rows_over_a_paged_cache_allocates_nothing() {
     let plan = call.actual_seq_lengths_kv([20, 32]).plan(inputs[0]);
     let plan = plan.unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
-    let allocated = in_steady_state(|| {
+    allocate_nothing(&stream, || {
         for (inputs, output) in inputs.iter().zip(&mut outputs) {
             plan.launch_into(&stream, inputs, output).unwrap();
         }
-        stream.synchronize().unwrap();
     });
-    assert_eq!(allocated, 0);
 }
 
 #[test]
@@ -79,13 +85,11 @@ fn a_launch_of_training_attention_allocates_nothing() {
     let call = FlashAttention::new(InputLayout::Bnsd).heads(2).scale(0.125);
     let plan = call.plan(inputs[0]).unwrap();
     let mut outputs = layers.each_ref().map(|_| plan.output::<f16>().unwrap());
-    let allocated = in_steady_state(|| {
+    allocate_nothing(&stream, || {
         for (inputs, output) in inputs.iter().zip(&mut outputs) {
             plan.launch_into(&stream, inputs, output).unwrap();
         }
-        stream.synchronize().unwrap();
     });
-    assert_eq!(allocated, 0);
 }
 
 #[test]
@@ -98,13 +102,11 @@ fn a_merge_of_a_ring_allocates_nothing() {
     let parts = [(); 3].map(|()| plan.launch(&stream, (&x, &x, &x)).unwrap());
     let plan = RingUpdate::new().plan(&stream, (&parts[0], &parts[1])).unwrap();
     let mut merged = plan.output::<f16>().unwrap();
-    let allocated = in_steady_state(|| {
+    allocate_nothing(&stream, || {
         for part in &parts {
             plan.launch_into(&stream, (&parts[0], part), &mut merged).unwrap();
         }
-        stream.synchronize().unwrap();
     });
-    assert_eq!(allocated, 0);
 }
 
 #[test]
@@ -118,11 +120,9 @@ fn a_launch_of_products_allocates_nothing() {
     let [(left, right), ..] = &layers;
     let plan = BatchMatMul::new().plan((left, right)).unwrap();
     let mut outputs = layers.each_ref().map(|(left, right)| plan.launch(&stream, (left, right)).unwrap());
-    let allocated = in_steady_state(|| {
+    allocate_nothing(&stream, || {
         for ((left, right), out) in layers.iter().zip(&mut outputs) {
             plan.launch_into(&stream, (left, right), out).unwrap();
         }
-        stream.synchronize().unwrap();
     });
-    assert_eq!(allocated, 0);
 }

@@ -1,12 +1,12 @@
 //! Attention to blocks of keys: random calls against the definition in double precision, and refusals.
 
-use ascend_attention::block_sparse::{BlockMask, BlockSparseAttention, BlockSparsePlan};
+use ascend_attention::block_sparse::{BlockMask, BlockSparseAttention};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Error, Layout, Number, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
-use harness::numbers;
+use harness::{filled, numbers, violated};
 
 const DIM: usize = 64;
 const SCALE: f64 = 0.15;
@@ -170,14 +170,7 @@ proptest! {
 #[test]
 fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
-    let half = |shape: &[usize]| {
-        let elements = vec![f16::ONE; shape.iter().product()];
-        stream.upload(&elements, shape).unwrap()
-    };
-    let broken = |plan: Result<BlockSparsePlan, Error>| match plan {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        other => panic!("{other:?}"),
-    };
+    let half = |shape: &[usize]| filled(&stream, f16::ONE, shape);
     let mask = |bytes: [i8; 8]| BlockMask::upload(&stream, &bytes, [2, 1, 2, 2]).unwrap();
     let (query, key) = (half(&[200, 1, DIM]), half(&[300, 1, DIM]));
     let attention = BlockSparseAttention::new(Layout::Tnd, SCALE);
@@ -194,7 +187,7 @@ fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
     let beyond = mask([1, 1, 0, 1, 0, 1, 0, 0]);
     let contents = &ascend_attention::spec::ops::block_sparse_attention::rules::CONTENTS;
     let lead_astray = (&query, &key, &key, &beyond);
-    assert_eq!(broken(ragged.plan(lead_astray)), contents.id);
+    assert_eq!(violated(ragged.plan(lead_astray)), contents.id);
     assert!(plan.launch(&stream, lead_astray).unwrap_err().breaks(contents));
     // Rows that see nothing are not written: at the plan and at a launch with another mask.
     let empty = mask([1, 1, 0, 0, 1, 0, 1, 1]);
@@ -208,18 +201,18 @@ fn masks_that_lead_to_other_keys_and_other_contracts_are_refused() {
     let on_device = stream.upload(&[1i8; 8], [2, 1, 2, 2]).unwrap();
     let on_device = BlockMask::from(on_device);
     let unknown = (&query, &key, &key, &on_device);
-    assert_eq!(broken(ragged.plan(unknown)), contents.id);
+    assert_eq!(violated(ragged.plan(unknown)), contents.id);
     let even = attention.clone().actual_seq_lengths(&[150, 50], &[150, 150]);
     let plan = even.plan(unknown).unwrap();
     plan.launch(&stream, unknown).unwrap();
 
-    assert_eq!(broken(attention.plan(inputs)), "block_sparse.lengths");
+    assert_eq!(violated(attention.plan(inputs)), "block_sparse.lengths");
     let narrow = ragged.clone().block_shape(128, 64);
-    assert_eq!(broken(narrow.plan(inputs)), "block_sparse.block_keys");
+    assert_eq!(violated(narrow.plan(inputs)), "block_sparse.block_keys");
     let precise = ragged.clone().inner_precise(4);
-    assert_eq!(broken(precise.plan(inputs)), "block_sparse.precision");
+    assert_eq!(violated(precise.plan(inputs)), "block_sparse.precision");
     let swapped = BlockSparseAttention::new(Layout::Bsh, SCALE);
-    assert_eq!(broken(swapped.plan(inputs)), "block_sparse.layout");
+    assert_eq!(violated(swapped.plan(inputs)), "block_sparse.layout");
     // A release without the operator.
     let older = harness::emulated_stream(Soc::AtlasA2, Cann::V8_5);
     let old = older.upload(&[f16::ONE; DIM], [1, 1, DIM]).unwrap();

@@ -12,8 +12,8 @@ use ascend_attention::{Error, Layout, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
-use harness::numbers;
 use harness::reference::{self, Half, Logical};
+use harness::{filled, numbers};
 
 const SCALE: f64 = 0.15;
 
@@ -431,8 +431,7 @@ fn tensors_that_do_not_fit_are_refused_whatever_the_mask_shows() {
     for shown in shown {
         let mask = Sequence { rows: 200, keys: 300, shown: shown.clone() }.mask();
         let cover = BlockCover::new(&[mask]).unwrap();
-        let ones =
-            |stream: &Stream, shape: [usize; 3]| stream.upload(&vec![f16::ONE; shape.iter().product()], shape).unwrap();
+        let ones = |stream: &Stream, shape: [usize; 3]| filled(stream, f16::ONE, shape);
         let strided = |tensor: &Tensor<f16>| {
             let [rows, heads, dim] = <[usize; 3]>::try_from(tensor.shape()).unwrap();
             ones(&stream, [rows, heads, 2 * dim]).narrow(2, 0..dim).unwrap()

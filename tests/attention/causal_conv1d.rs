@@ -6,7 +6,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use proptest::prelude::*;
 
 use crate::harness;
-use harness::numbers;
+use harness::{filled, numbers};
 
 /// A stream of the emulation in this process: of another library nobody has vouched for the operator.
 fn stream() -> Option<Stream> {
@@ -166,7 +166,7 @@ proptest! {
 #[test]
 fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
     let Some(stream) = stream() else { return };
-    let tensor = |shape: &[usize]| stream.upload(&vec![bf16::ONE; shape.iter().product()], shape).unwrap();
+    let tensor = |shape: &[usize]| filled(&stream, bf16::ONE, shape);
     let (x, weight, pool) = (tensor(&[3, 16]), tensor(&[4, 16]), tensor(&[2, 3, 16]));
     let sequence = |rows, line| ConvSequence { rows, line: Some(line), continues: true };
     let plan = |sequences: &[ConvSequence], x: &Tensor<bf16>| {

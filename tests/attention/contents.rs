@@ -7,6 +7,7 @@ use ascend_attention::prompt::PromptFlashAttention;
 use ascend_attention::{Error, FusedInferAttention, Layout, Mask, Stream, Tensor, f16};
 
 use crate::harness;
+use crate::harness::filled;
 
 fn violated<T>(result: Result<T, Error>) -> Option<&'static str> {
     match result {
@@ -21,7 +22,7 @@ const ROWS: usize = 3;
 const KEYS: usize = 70;
 
 fn ones(stream: &Stream, shape: [usize; 4]) -> Tensor<f16> {
-    stream.upload(&vec![f16::ONE; shape.iter().product()], shape).unwrap()
+    filled(stream, f16::ONE, shape)
 }
 
 fn rows(stream: &Stream) -> Tensor<f16> {

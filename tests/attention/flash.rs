@@ -10,15 +10,8 @@ use ascend_attention::spec::SparseMode;
 use ascend_attention::{CausalOrigin, Error, Mask, Stream, Tensor, f16};
 
 use crate::harness;
+use harness::violated;
 use proptest::prelude::*;
-
-fn violated<T>(result: Result<T, Error>) -> &'static str {
-    match result {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        Err(error) => panic!("{error}"),
-        Ok(_) => panic!("accepted"),
-    }
-}
 
 /// Query, key and value of one batch entry with two heads of 16.
 fn tensors(stream: &Stream, rows: usize, keys: usize) -> [Tensor<f16>; 3] {

@@ -9,14 +9,7 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Element, Error, Stream, Tensor, bf16, f16};
 
 use crate::harness;
-
-fn violated<T>(result: Result<T, Error>) -> &'static str {
-    match result {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        Err(error) => panic!("{error}"),
-        Ok(_) => panic!("accepted"),
-    }
-}
+use harness::violated;
 
 /// Gathers a golden case of the folder `ASCEND_VECTORS` in its own element type, and gives keys and values as F32.
 fn gathered<T: Element>(

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use ascend_attention::indexer::{ChosenKeys, IndexerPlan, LightningIndexer};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Graph, Number, Stream, Tensor, bf16, f16};
+use ascend_attention::{Graph, Number, Stream, Tensor, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
 use crate::sparse_batches::{Batch, Placed, batches};
-use harness::numbers;
+use harness::{filled, numbers, violated};
 
 const DIM: usize = 128;
 
@@ -177,14 +177,7 @@ proptest! {
 #[test]
 fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
-    let half = |shape: &[usize]| {
-        let elements = vec![f16::ONE; shape.iter().product()];
-        stream.upload(&elements, shape).unwrap()
-    };
-    let broken = |plan: Result<IndexerPlan, Error>| match plan {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        other => panic!("{other:?}"),
-    };
+    let half = |shape: &[usize]| filled(&stream, f16::ONE, shape);
     let (query, key, weights) = (half(&[3, 8, DIM]), half(&[40, 1, DIM]), half(&[3, 8]));
     let inputs = (&query, &key, &weights);
     let indexer = LightningIndexer::new(16);
@@ -198,22 +191,22 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     assert!(other.unwrap_err().breaks(&ascend_attention::rules::PLAN_TENSORS));
 
     for (queries, keys) in [(&[1, 3], &[20, 20]), (&[1, 2], &[20, 21])] {
-        assert_eq!(broken(indexer.plan(&packed(queries, keys), inputs)), "indexer.contents");
+        assert_eq!(violated(indexer.plan(&packed(queries, keys), inputs)), "indexer.contents");
     }
     let cache = half(&[4, 16, 1, DIM]);
     let blocks = |rows: &[Vec<usize>]| sequences.paged(&stream, rows).unwrap();
     let paged = (&query, &cache, &weights);
     indexer.plan(&blocks(&[vec![3, 0], vec![1, 2]]), paged).unwrap();
     for rows in [[vec![3, 0], vec![1, 4]], [vec![3, 0], vec![1]], [vec![3], vec![1]]] {
-        assert_eq!(broken(indexer.plan(&blocks(&rows), paged)), "indexer.contents");
+        assert_eq!(violated(indexer.plan(&blocks(&rows), paged)), "indexer.contents");
     }
-    assert_eq!(broken(LightningIndexer::new(2049).plan(&sequences, inputs)), "indexer.count");
+    assert_eq!(violated(LightningIndexer::new(2049).plan(&sequences, inputs)), "indexer.count");
     let refused = LightningIndexer::new(usize::MAX).plan(&sequences, inputs).unwrap_err().to_string();
     assert!(refused.contains("choose fewer keys"), "{refused}");
     let with_values = indexer.clone().return_values(true);
     let table = blocks(&[vec![3, 0], vec![1, 2]]);
-    assert_eq!(broken(with_values.plan(&table, paged)), "indexer.values_paged");
-    assert_eq!(broken(LightningIndexer::new(0).plan(&sequences, inputs)), "indexer.none_chosen");
+    assert_eq!(violated(with_values.plan(&table, paged)), "indexer.values_paged");
+    assert_eq!(violated(LightningIndexer::new(0).plan(&sequences, inputs)), "indexer.none_chosen");
     assert!(SparseSequences::packed(&stream, &[1], &[1, 2]).is_err());
     assert!(SparseSequences::packed(&stream, &[usize::MAX], &[1]).is_err());
     assert!(sequences.paged(&stream, &[vec![0]]).is_err());

@@ -5,16 +5,8 @@ use approx::abs_diff_eq;
 
 use ascend_attention::matmul::{BatchMatMul, CubeMathType};
 use ascend_attention::{Element, Error, Graph, Number, Stream, Tensor, bf16, f16, rules};
-use harness::numbers;
+use harness::{numbers, violated};
 use proptest::prelude::*;
-
-fn violated<T>(result: Result<T, Error>) -> &'static str {
-    match result {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        Err(error) => panic!("{error}"),
-        Ok(_) => panic!("accepted"),
-    }
-}
 
 /// Numbers of a type.
 trait Rounded: Number {

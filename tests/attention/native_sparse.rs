@@ -6,10 +6,10 @@ use ascend_attention::nsa_compress_with_cache::{CompressedSlots, NsaCompressWith
 use ascend_attention::nsa_selected_attention_infer::NsaSelectedAttentionInfer;
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Stream, Tensor, f16};
+use ascend_attention::{Stream, Tensor, f16};
 
 use crate::harness;
-use harness::numbers;
+use harness::{numbers, violated};
 
 /// Tokens of a compressed block and the distance of two, of selected blocks, and of a page.
 const BLOCK: usize = 32;
@@ -157,17 +157,11 @@ fn rows_attend_to_the_blocks_that_compressed_tokens_select() {
 fn calls_beyond_the_tensors_and_other_contracts_are_refused() {
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let half = |shape: &[usize]| upload(&stream, &vec![1.0; shape.iter().product()], shape);
-    fn broken<P: std::fmt::Debug>(plan: Result<P, Error>) -> &'static str {
-        match plan {
-            Err(Error::Violation(violation)) => violation.rule.id,
-            other => panic!("{other:?}"),
-        }
-    }
     let (input, weight) = (half(&[100, 2, 32]), half(&[32, 2]));
     let compress = NsaCompress::new(32, 16);
-    assert_eq!(broken(compress.plan(&[60, 41], (&input, &weight))), "nsa_compress.lengths");
-    assert_eq!(broken(compress.plan(&[100], (&input, &half(&[2, 32])))), "nsa_compress.weight");
-    assert_eq!(broken(NsaCompress::new(32, 64).plan(&[100], (&input, &weight))), "nsa_compress.stride");
+    assert_eq!(violated(compress.plan(&[60, 41], (&input, &weight))), "nsa_compress.lengths");
+    assert_eq!(violated(compress.plan(&[100], (&input, &half(&[2, 32])))), "nsa_compress.weight");
+    assert_eq!(violated(NsaCompress::new(32, 64).plan(&[100], (&input, &weight))), "nsa_compress.stride");
     // Sequences without a block have no compressed token.
     let none = compress.plan(&[31, 20], (&input, &weight)).unwrap();
     assert_eq!(none.launch(&stream, (&input, &weight)).unwrap().shape(), [0, 2, 32]);
@@ -187,13 +181,13 @@ fn calls_beyond_the_tensors_and_other_contracts_are_refused() {
     let plan = into.plan(&sequences, (&tokens, &weight, &good, &cache)).unwrap();
     for wrong in [slots(&[4, 0]), slots(&[3, 3])] {
         let inputs = (&tokens, &weight, &wrong, &cache);
-        assert_eq!(broken(into.plan(&sequences, inputs)), "nsa_compress_with_cache.contents");
-        assert_eq!(broken(plan.launch(&stream, inputs)), "nsa_compress_with_cache.contents");
+        assert_eq!(violated(into.plan(&sequences, inputs)), "nsa_compress_with_cache.contents");
+        assert_eq!(violated(plan.launch(&stream, inputs)), "nsa_compress_with_cache.contents");
     }
     let beyond = paged(&[32, 48], &[[0], [3]]);
     let inputs = (&tokens, &weight, &good, &cache);
-    assert_eq!(broken(into.plan(&beyond, inputs)), "nsa_compress_with_cache.contents");
-    assert_eq!(broken(into.plan(&paged(&[32, 65], &[[0], [2]]), inputs)), "nsa_compress_with_cache.lengths");
+    assert_eq!(violated(into.plan(&beyond, inputs)), "nsa_compress_with_cache.contents");
+    assert_eq!(violated(into.plan(&paged(&[32, 65], &[[0], [2]]), inputs)), "nsa_compress_with_cache.lengths");
     plan.launch(&stream, inputs).unwrap();
     assert!(cache.download(&stream).unwrap()[3 * 64..].iter().all(|&element| element == f16::from_f32(32.0)));
 
@@ -205,21 +199,21 @@ fn calls_beyond_the_tensors_and_other_contracts_are_refused() {
     let inputs = (&query, &key, &value);
     let chosen = choose.plan(&packed(&[40, 50], &[[2], [0]]), inputs).unwrap();
     assert_eq!(chosen.launch(&stream, inputs).unwrap().selected.shape(), [2, 2, 3]);
-    let rule = |keys, rows| broken(choose.plan(&packed(keys, rows), inputs));
+    let rule = |keys, rows| violated(choose.plan(&packed(keys, rows), inputs));
     assert_eq!(rule(&[40, 50], &[[3], [0]]), "nsa_compress_attention.contents");
     assert_eq!(rule(&[40, 65], &[[2], [0]]), "nsa_compress_attention.table_room");
     assert_eq!(rule(&[40, 4], &[[2], [0]]), "nsa_compress_attention.short");
     let two = choose.clone().select(64, 2);
     let sequences = packed(&[40, 50], &[[2], [0]]);
-    assert_eq!(broken(two.plan(&sequences, inputs)), "nsa_compress_attention.forced");
+    assert_eq!(violated(two.plan(&sequences, inputs)), "nsa_compress_attention.forced");
     two.allow_lint("nsa_compress_attention.forced").plan(&sequences, inputs).unwrap();
     let unpaged = SparseSequences::packed(&stream, &[1, 1], &[40, 50]).unwrap();
-    assert_eq!(broken(choose.plan(&unpaged, inputs)), "nsa_compress_attention.required");
+    assert_eq!(violated(choose.plan(&unpaged, inputs)), "nsa_compress_attention.required");
     let several = SparseSequences::packed(&stream, &[2], &[50]).unwrap().paged(&stream, &[[1]]).unwrap();
-    assert_eq!(broken(choose.plan(&several, inputs)), "nsa_compress_attention.original");
+    assert_eq!(violated(choose.plan(&several, inputs)), "nsa_compress_attention.original");
     choose.clone().original_lengths(&[820]).plan(&several, inputs).unwrap();
     let old = harness::emulated_stream(Soc::Ascend950, Cann::V9_1);
     let on_950 = |shape: &[usize]| upload(&old, &vec![1.0; shape.iter().product()], shape);
     let refused = compress.plan(&[100], (&on_950(&[100, 2, 32]), &on_950(&[32, 2])));
-    assert_eq!(broken(refused), "nsa_compress.product");
+    assert_eq!(violated(refused), "nsa_compress.product");
 }

@@ -2,9 +2,9 @@
 
 use crate::harness;
 
-use ascend_attention::norm::{RmsNorm, RmsNormPlan};
-use ascend_attention::{Error, Number, Stream, Tensor, bf16, f16};
-use harness::numbers;
+use ascend_attention::norm::RmsNorm;
+use ascend_attention::{Number, Stream, Tensor, bf16, f16};
+use harness::{filled, numbers, violated};
 use proptest::prelude::*;
 
 /// A tensor of this shape; with `turned` its columns are contiguous, not its rows.
@@ -82,10 +82,7 @@ proptest! {
 #[test]
 fn other_tensors_than_planned_and_other_contracts_are_refused() {
     let stream = harness::stream();
-    let half = |shape: &[usize]| {
-        let elements = vec![f16::ONE; shape.iter().product()];
-        stream.upload(&elements, shape).unwrap()
-    };
+    let half = |shape: &[usize]| filled(&stream, f16::ONE, shape);
     let (x, gamma) = (half(&[2, 3, 4]), half(&[4]));
     let plan = RmsNorm::new(1e-6).plan((&x, &gamma)).unwrap();
     assert_eq!(plan.operator(), "aclnnRmsNorm");
@@ -93,17 +90,11 @@ fn other_tensors_than_planned_and_other_contracts_are_refused() {
     let other = plan.launch(&stream, (&half(&[3, 2, 4]), &gamma));
     assert!(other.unwrap_err().breaks(&ascend_attention::rules::PLAN_TENSORS));
 
-    fn broken(plan: Result<RmsNormPlan, Error>) -> &'static str {
-        match plan {
-            Err(Error::Violation(violation)) => violation.rule.id,
-            other => panic!("{other:?}"),
-        }
-    }
     let rms = RmsNorm::new(1e-6);
-    assert_eq!(broken(rms.plan((&x, &half(&[3])))), "rms_norm.gamma_shape");
-    assert_eq!(broken(RmsNorm::new(-1.0).plan((&x, &gamma))), "rms_norm.epsilon");
+    assert_eq!(violated(rms.plan((&x, &half(&[3])))), "rms_norm.gamma_shape");
+    assert_eq!(violated(RmsNorm::new(-1.0).plan((&x, &gamma))), "rms_norm.epsilon");
     let nan = RmsNorm::new(f64::NAN);
-    assert_eq!(broken(nan.plan((&x, &gamma))), "rms_norm.finite_epsilon");
+    assert_eq!(violated(nan.plan((&x, &gamma))), "rms_norm.finite_epsilon");
     nan.allow_lint("rms_norm.finite_epsilon").plan((&x, &gamma)).unwrap();
     let none = half(&[0, 4]);
     let plan = rms.plan((&none, &gamma)).unwrap();

@@ -8,7 +8,7 @@ use ascend_attention::rules;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{CausalOrigin, Error, Layout, Machine, Runtime, Stream, Tensor, f16};
 
-use crate::harness::{self, Sample};
+use crate::harness::{self, Sample, filled};
 
 fn violation<T>(result: Result<T, Error>) -> Box<ascend_attention::spec::Violation> {
     match result {
@@ -19,8 +19,7 @@ fn violation<T>(result: Result<T, Error>) -> Box<ascend_attention::spec::Violati
 }
 
 fn ones(stream: &Stream, shape: &[usize]) -> Tensor<f16> {
-    let elements = vec![f16::ONE; shape.iter().product()];
-    stream.upload(&elements, shape).unwrap()
+    filled(stream, f16::ONE, shape)
 }
 
 #[test]

@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 
 use ascend_attention::Element;
-use ascend_attention::quant_indexer::{QuantIndexerPlan, QuantLightningIndexer};
+use ascend_attention::quant_indexer::QuantLightningIndexer;
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Number, Stream, bf16, f16};
+use ascend_attention::{Number, Stream, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
 use crate::sparse_batches::{Batch, batches};
-use harness::numbers;
+use harness::{filled, numbers, violated};
 
 const DIM: usize = 128;
 
@@ -209,16 +209,9 @@ fn int8_scores_are_rounded_to_halves() {
 #[test]
 fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
-    let broken = |plan: Result<QuantIndexerPlan, Error>| match plan {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        other => panic!("{other:?}"),
-    };
     let query = stream.upload(&[1i8; 3 * 8 * DIM], [3, 8, DIM]).unwrap();
     let key = stream.upload(&[1i8; 40 * DIM], [40, 1, DIM]).unwrap();
-    let halves = |shape: &[usize]| {
-        let ones = vec![f16::ONE; shape.iter().product()];
-        stream.upload(&ones, shape).unwrap()
-    };
+    let halves = |shape: &[usize]| filled(&stream, f16::ONE, shape);
     let (weights, query_scale, key_scale) = (halves(&[3, 8]), halves(&[3, 8]), halves(&[40, 1]));
     let inputs = ((&query, &query_scale), (&key, &key_scale), &weights);
     let packed = |queries: &[usize], keys: &[usize]| SparseSequences::packed(&stream, queries, keys).unwrap();
@@ -234,12 +227,12 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
         (&[1, 2], &[20, 1], "rows_without_keys"),
     ] {
         let plan = call.plan(&packed(queries, keys), inputs);
-        assert_eq!(broken(plan), format!("quant_indexer.{rule}"));
+        assert_eq!(violated(plan), format!("quant_indexer.{rule}"));
     }
     let short = halves(&[39, 1]);
     let plan = call.plan(&sequences, (inputs.0, (&key, &short), &weights));
-    assert_eq!(broken(plan), "quant_indexer.key_scale");
-    assert_eq!(broken(QuantLightningIndexer::new(2049).plan(&sequences, inputs)), "quant_indexer.count");
+    assert_eq!(violated(plan), "quant_indexer.key_scale");
+    assert_eq!(violated(QuantLightningIndexer::new(2049).plan(&sequences, inputs)), "quant_indexer.count");
     // Rows of so many indices cannot be described, nor can those of a query without heads.
     let refused = QuantLightningIndexer::new(usize::MAX).plan(&sequences, inputs).unwrap_err().to_string();
     assert!(refused.contains("choose fewer keys"), "{refused}");

@@ -1,19 +1,17 @@
 //! Attention to chosen keys of one byte an element: random calls against the definition in double precision, rows as
 //! they are packed, and refusals.
 
-use ascend_attention::quant_sparse_flash::{
-    KvQuantSparseFlashAttention, QuantSparseFlashPlan, RowElement, quantised_rows,
-};
+use ascend_attention::quant_sparse_flash::{KvQuantSparseFlashAttention, RowElement, quantised_rows};
 use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Error, Number, Stream, bf16, f16};
+use ascend_attention::{Number, Stream, bf16, f16};
 use proptest::prelude::*;
 
 use crate::harness;
 use crate::sparse::{Draw, draws};
-use harness::numbers;
+use harness::{numbers, violated};
 
 const DIM: usize = 512;
 const ROPE: usize = 64;
@@ -200,10 +198,6 @@ fn rows_that_are_scattered_into_a_cache_are_read_there() {
 #[test]
 fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
-    let broken = |plan: Result<QuantSparseFlashPlan, Error>| match plan {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        other => panic!("{other:?}"),
-    };
     let query = stream.upload(&[f16::ONE; 3 * 8 * 576], [3, 8, 576]).unwrap();
     let rows = stream.upload(&[1i8; 40 * ROW], [40, 1, ROW]).unwrap();
     let floats = [Float8E4M3Fn::from_bits(0); 40 * ROW];
@@ -223,10 +217,10 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
         (&[1, 2], &[20, 1], "rows_without_keys"),
     ] {
         let plan = call.plan(&packed(queries, keys), inputs);
-        assert_eq!(broken(plan), format!("quant_sparse_flash.{rule}"));
+        assert_eq!(violated(plan), format!("quant_sparse_flash.{rule}"));
     }
     let plan = call.plan(&sequences, (&query, &floats, &indices));
-    assert_eq!(broken(plan), "quant_sparse_flash.dtype");
+    assert_eq!(violated(plan), "quant_sparse_flash.dtype");
     let blocks_of_32 = call.clone().sparse_block_size(32);
-    assert_eq!(broken(blocks_of_32.plan(&sequences, inputs)), "quant_sparse_flash.sparse_block_size");
+    assert_eq!(violated(blocks_of_32.plan(&sequences, inputs)), "quant_sparse_flash.sparse_block_size");
 }

@@ -8,14 +8,7 @@ use ascend_attention::ring::RingUpdate;
 use ascend_attention::{Error, FusedInferAttention, Layout, Stream, Tensor, f16};
 
 use crate::harness;
-
-fn violated<T>(result: Result<T, Error>) -> &'static str {
-    match result {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        Err(error) => panic!("{error}"),
-        Ok(_) => panic!("accepted"),
-    }
-}
+use harness::violated;
 
 fn text<T>(result: Result<T, Error>) -> String {
     match result {

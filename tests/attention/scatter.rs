@@ -4,7 +4,7 @@ use crate::harness;
 
 use ascend_attention::scatter::{CacheOrder, ScatterPaKvCache, SlotMapping};
 use ascend_attention::{Element, Error, Stream, Tensor, f16};
-use harness::{halves, stream};
+use harness::{halves, stream, violated};
 use proptest::prelude::*;
 
 const DIM: usize = 32;
@@ -51,14 +51,6 @@ fn upload<T: Element>(stream: &Stream, data: &[T], shape: &[usize]) -> Tensor<T>
 
 fn nan(stream: &Stream, shape: &[usize]) -> Tensor<f16> {
     upload(stream, &vec![f16::NAN; shape.iter().product()], shape)
-}
-
-#[track_caller]
-fn violates<T: std::fmt::Debug>(outcome: Result<T, Error>, id: &str) {
-    match outcome {
-        Err(Error::Violation(violation)) => assert_eq!(violation.rule.id, id, "{violation}"),
-        other => panic!("{id}: {other:?}"),
-    }
 }
 
 proptest! {
@@ -141,7 +133,7 @@ fn the_cache_is_what_attention_reads() {
     // With two it does not, and the sizes say so.
     let two = upload(&stream, &halves(4, 2 * DIM), &[1, 2, DIM]);
     let cache = nan(&stream, &[blocks, 2, block_size, DIM]);
-    violates(ScatterPaKvCache::new().plan((&two, &slots, &cache)), "key_cache.shape");
+    assert_eq!(violated(ScatterPaKvCache::new().plan((&two, &slots, &cache))), "key_cache.shape");
 }
 
 #[test]
@@ -167,9 +159,9 @@ fn the_nz_order_has_units_of_32_bytes() {
 fn wrong_slots_never_reach_the_device() {
     let stream = stream();
     let new = |mapping: &[i64]| SlotMapping::new(&stream, mapping, 8);
-    violates(new(&[0, 8]), "slot_mapping.range");
-    violates(new(&[3, 0, 3]), "slot_mapping.unique");
-    violates(new(&[0, -1]), "slot_mapping.negative");
+    assert_eq!(violated(new(&[0, 8])), "slot_mapping.range");
+    assert_eq!(violated(new(&[3, 0, 3])), "slot_mapping.unique");
+    assert_eq!(violated(new(&[0, -1])), "slot_mapping.negative");
     let text = new(&[3, 0, 3]).unwrap_err().to_string();
     assert!(text.contains("tokens 0 and 2 go to slot 3"), "{text}");
 
@@ -200,7 +192,7 @@ fn wrong_slots_never_reach_the_device() {
     );
     assert!(ScatterPaKvCache::new().plan((&key, &larger, &cache)).is_err());
     // Overwritten with wrong ones, the right ones stay.
-    violates(slots.overwrite(&stream, &[7, 9]), "slot_mapping.range");
+    assert_eq!(violated(slots.overwrite(&stream, &[7, 9])), "slot_mapping.range");
     assert!(slots.overwrite(&stream, &[7]).is_err());
     plan.launch(&stream, (&key, &slots, &cache)).unwrap();
     slots.overwrite(&stream, &[0, 7]).unwrap();
@@ -235,9 +227,9 @@ fn tensors_have_to_be_as_planned() {
     let rows = cache.reshape([8, 1, DIM]).unwrap().narrow(0, 0..2).unwrap();
     let refused = plan.launch(&stream, (&rows, &slots, &cache)).unwrap_err();
     assert!(refused.to_string().contains("shared with key"), "{refused}");
-    violates(ScatterPaKvCache::new().plan((&key, &three, &slots, &cache, &other)), "scatter.value_shape");
+    assert_eq!(violated(ScatterPaKvCache::new().plan((&key, &three, &slots, &cache, &other))), "scatter.value_shape");
     let strided = nan(&stream, &[4, 2, 1, DIM]).permute([1, 0, 2, 3]).unwrap();
-    violates(ScatterPaKvCache::new().plan((&key, &slots, &strided)), "scatter.contiguous");
+    assert_eq!(violated(ScatterPaKvCache::new().plan((&key, &slots, &strided))), "scatter.contiguous");
     assert!(cache.download(&stream).unwrap().iter().all(|x| x.is_nan()));
     // Slots from the device.
     // SAFETY: both slots are the cache's.

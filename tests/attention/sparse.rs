@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::harness;
 use crate::sparse_batches::{Batch, Placed, batches};
-use harness::numbers;
+use harness::{filled, numbers, violated};
 
 const DIM: usize = 512;
 const ROPE: usize = 64;
@@ -261,14 +261,7 @@ fn rows_attend_to_the_keys_that_the_indexer_chooses() {
 #[test]
 fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
-    let half = |shape: &[usize]| {
-        let elements = vec![f16::ONE; shape.iter().product()];
-        stream.upload(&elements, shape).unwrap()
-    };
-    let broken = |plan: Result<SparseFlashPlan, Error>| match plan {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        other => panic!("{other:?}"),
-    };
+    let half = |shape: &[usize]| filled(&stream, f16::ONE, shape);
     let (query, query_rope) = (half(&[3, 8, DIM]), half(&[3, 8, ROPE]));
     let (key, key_rope) = (half(&[40, 1, DIM]), half(&[40, 1, ROPE]));
     let indices = stream.upload(&[-1; 3 * 16], [3, 1, 16]).unwrap();
@@ -285,11 +278,11 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let other = plan.launch(&stream, (narrow, inputs.1, &indices));
     let plan_tensors = &ascend_attention::rules::PLAN_TENSORS;
     assert!(other.unwrap_err().breaks(plan_tensors));
-    assert_eq!(broken(sparse.plan(&sequences, (narrow, inputs.1, &indices))), "sparse_flash.query_rope");
+    assert_eq!(violated(sparse.plan(&sequences, (narrow, inputs.1, &indices))), "sparse_flash.query_rope");
 
     for (queries, keys) in [(&[1, 3], &[20, 20]), (&[1, 2], &[20, 21])] {
         let plan = sparse.plan(&packed(queries, keys), inputs);
-        assert_eq!(broken(plan), "sparse_flash.contents");
+        assert_eq!(violated(plan), "sparse_flash.contents");
     }
     let (cache, rope_cache) = (half(&[4, 16, 1, DIM]), half(&[4, 16, 1, ROPE]));
     let blocks = |rows: &[Vec<usize>]| sequences.paged(&stream, rows).unwrap();
@@ -297,23 +290,23 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
     let table = blocks(&[vec![3, 0], vec![1, 2]]);
     sparse.plan(&table, paged).unwrap();
     for rows in [[vec![3, 0], vec![1, 4]], [vec![3, 0], vec![1]], [vec![3], vec![1]]] {
-        assert_eq!(broken(sparse.plan(&blocks(&rows), paged)), "sparse_flash.contents");
+        assert_eq!(violated(sparse.plan(&blocks(&rows), paged)), "sparse_flash.contents");
     }
     let with_softmax = sparse.clone().return_softmax_lse(true);
-    assert_eq!(broken(with_softmax.plan(&table, paged)), "sparse_flash.softmax_paged");
+    assert_eq!(violated(with_softmax.plan(&table, paged)), "sparse_flash.softmax_paged");
     let flat = query.reshape([3 * 8 * DIM]).unwrap();
     let refused = with_softmax.plan(&sequences, ((&flat, &query_rope), inputs.1, &indices)).unwrap_err().to_string();
     assert!(refused.contains("[T1, N1, D]"), "{refused}");
     let blocks_of_3 = sparse.clone().sparse_block_size(3);
-    assert_eq!(broken(blocks_of_3.plan(&sequences, inputs)), "sparse_flash.sparse_block_size");
+    assert_eq!(violated(blocks_of_3.plan(&sequences, inputs)), "sparse_flash.sparse_block_size");
     for (of, rule) in [([&[2], &[6]], "sparse_flash.rows_left_out"), ([&[3], &[2]], "sparse_flash.rows_without_keys")] {
         let [queries, keys]: [&[usize; 1]; 2] = of;
         let sequences = SparseSequences::packed(&stream, queries, keys).unwrap();
-        assert_eq!(broken(sparse.plan(&sequences, inputs)), rule);
+        assert_eq!(violated(sparse.plan(&sequences, inputs)), rule);
     }
     let none = stream.upload(&[0i32; 0], [3, 1, 0]).unwrap();
     let empty = (inputs.0, inputs.1, &none);
-    assert_eq!(broken(sparse.plan(&sequences, empty)), "sparse_flash.none_chosen");
+    assert_eq!(violated(sparse.plan(&sequences, empty)), "sparse_flash.none_chosen");
     let zeros = sparse.allow_lint("sparse_flash.none_chosen").plan(&sequences, empty).unwrap();
     let zeros = zeros.launch(&stream, empty).unwrap().out.download(&stream).unwrap();
     assert!(zeros.iter().all(|&element| element == f16::ZERO));
@@ -323,10 +316,7 @@ fn sequences_beyond_the_tensors_and_other_contracts_are_refused() {
 fn sinks_are_for_one_product_and_release_and_go_with_every_launch() {
     fn planned(soc: Soc, cann: Cann, heads: usize, paged: bool) -> Result<SparseFlashPlan, Error> {
         let stream = harness::emulated_stream(soc, cann);
-        let half = |shape: &[usize]| {
-            let elements = vec![f16::ONE; shape.iter().product()];
-            stream.upload(&elements, shape).unwrap()
-        };
+        let half = |shape: &[usize]| filled(&stream, f16::ONE, shape);
         let (query, query_rope) = (half(&[2, 8, DIM]), half(&[2, 8, ROPE]));
         let (key, key_rope) = (half(&[16, 1, DIM]), half(&[16, 1, ROPE]));
         let indices = stream.upload(&[3, 5, -1, 0, 1, 2], [2, 1, 3]).unwrap();
@@ -354,14 +344,10 @@ fn sinks_are_for_one_product_and_release_and_go_with_every_launch() {
         assert!(plain.launch(&stream, with_sinks).unwrap_err().breaks(plan_tensors));
         Ok(plan)
     }
-    let broken = |plan: Result<SparseFlashPlan, Error>| match plan {
-        Err(Error::Violation(violation)) => violation.rule.id,
-        other => panic!("{other:?}"),
-    };
     planned(Soc::Ascend950, Cann::V9_2, 8, false).unwrap();
-    assert_eq!(broken(planned(Soc::Ascend950, Cann::V9_2, 8, true)), "sparse_flash.sinks_paged");
-    assert_eq!(broken(planned(Soc::Ascend950, Cann::V9_2, 4, false)), "sparse_flash.sinks_shape");
-    assert_eq!(broken(planned(Soc::AtlasA2, Cann::V9_2, 8, false)), "sparse_flash.sinks");
+    assert_eq!(violated(planned(Soc::Ascend950, Cann::V9_2, 8, true)), "sparse_flash.sinks_paged");
+    assert_eq!(violated(planned(Soc::Ascend950, Cann::V9_2, 4, false)), "sparse_flash.sinks_shape");
+    assert_eq!(violated(planned(Soc::AtlasA2, Cann::V9_2, 8, false)), "sparse_flash.sinks");
     let older = planned(Soc::Ascend950, Cann::V9_1, 8, false).unwrap_err();
     assert!(older.to_string().contains("aclnnSparseFlashAttentionV2"), "{older}");
 }

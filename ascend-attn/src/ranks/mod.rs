@@ -36,11 +36,11 @@ const DEVICES: &str = "ASCEND_EMU_DEVICES";
 /// --by-rows some of the new tokens: rank r is on the r-th device from --device on, and a thread of its own. The same
 /// batch is computed on one device first, with all
 /// heads. Prints the largest difference of an output element, the bytes that each rank sends, the times of a step, and
-/// those of its parts, of the rank for which it takes longest; of several steps the medians. What a layer costs on paper
-/// on NPUs, by published speeds (see `costs`), is printed beside them.
+/// those of its parts, of the rank for which it takes longest; of several steps the medians. What a layer costs on
+/// paper on NPUs, by published speeds (see `costs`), is printed beside them.
 ///
-/// The keys are random numbers that are written to the caches, and not computed. On the emulation a process with as many
-/// devices as ranks is started. Exit code 1: an element differs by more than --within, or is no number.
+/// The keys are random numbers that are written to the caches, and not computed. On the emulation a process with as
+/// many devices as ranks is started. Exit code 1: an element differs by more than --within, or is no number.
 #[derive(clap::Args)]
 pub(super) struct Arguments {
     /// Number of ranks, at most 15

@@ -192,8 +192,8 @@ impl Remote {
             _ => {
                 sweep(&host.path);
                 format!(
-                    "communicator {name}: process {pid}{of_ranks}, which has it, has ended ({error}); it has to live until \
-                     every rank has destroyed the communicator"
+                    "communicator {name}: process {pid}{of_ranks}, which has it, has ended ({error}); it has to live \
+                     until every rank has destroyed the communicator"
                 )
             }
         }

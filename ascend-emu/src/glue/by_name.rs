@@ -168,8 +168,8 @@ pub fn set_placement(handle: *const c_void, memory: i32) -> i32 {
         0 => DESCRIPTIONS.get(handle).map(drop),
         _ => Err(failure!(
             FEATURE_UNSUPPORTED,
-            "aclSetTensorPlaceMent: memType: given {memory}, allowed: 0 (memory of the device): tensors on the host are \
-             not emulated"
+            "aclSetTensorPlaceMent: memType: given {memory}, allowed: 0 (memory of the device): tensors on the host \
+             are not emulated"
         )),
     })
 }

@@ -3,6 +3,7 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
+use super::one_version::declared_by_problem;
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place, Reader};
@@ -16,7 +17,6 @@ use crate::status::Outcome;
 use ascend_spec::ops::gather_pa_kv_cache::{Argument, Arguments, GatherProblem, Parameter, Source, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
 use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
-use std::ops::Range;
 use std::ptr;
 
 /// A call that satisfies every rule.
@@ -68,24 +68,7 @@ impl GatherOperator {
 }
 
 impl DeclaredOperator for GatherOperator {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn symbol(&self) -> &'static str {
-        Version::V1.symbol()
-    }
-
-    fn arguments(&self) -> &Self::Arguments {
-        &self.arguments
-    }
-
-    fn is_idle(&self) -> bool {
-        self.problem.tokens == 0
-    }
-
-    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
-    }
+    declared_by_problem! {}
 
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         for (argument, _) in self.doubtful(addresses, reader) {

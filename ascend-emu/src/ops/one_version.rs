@@ -1,4 +1,4 @@
-//! What operators with one version share.
+//! What operators share that a call and its problem describe, most of them with one version.
 
 /// A call of an operator with one version that satisfies every rule. Its call has `check` and `lint` for a target or a
 /// part of one.
@@ -34,14 +34,29 @@ macro_rules! checked_call {
     };
 }
 
-/// What a `DeclaredOperator` with one version says by its arguments and its problem.
+/// What a `DeclaredOperator` says by its arguments and its problem: one with one version, or `of a version` with
+/// several.
 macro_rules! declared_by_problem {
     () => {
-        type Arguments = Arguments<TensorDesc>;
-
         fn symbol(&self) -> &'static str {
             Version::V1.symbol()
         }
+
+        declared_by_problem! { of any }
+    };
+    (of a version) => {
+        fn symbol(&self) -> &'static str {
+            self.version.symbol()
+        }
+
+        fn version(&self) -> u8 {
+            self.version.number()
+        }
+
+        declared_by_problem! { of any }
+    };
+    (of any) => {
+        type Arguments = Arguments<TensorDesc>;
 
         fn arguments(&self) -> &Self::Arguments {
             &self.arguments

@@ -3,6 +3,7 @@
 use super::declared::DeclaredOperator;
 use super::entry_point::{executor_of, phase_one, phase_two};
 use super::listed_keys::{ListedKeys as _, attends_to_listed_keys, listed_keys};
+use super::one_version::declared_by_problem;
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::lints;
@@ -15,7 +16,6 @@ use ascend_spec::ops::sparse_flash_attention::{
     Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version,
 };
 use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
-use std::ops::Range;
 
 /// A call that satisfies every rule.
 #[derive(Debug)]
@@ -53,28 +53,7 @@ listed_keys! {
 }
 
 impl DeclaredOperator for SparseFlashOperator {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn symbol(&self) -> &'static str {
-        self.version.symbol()
-    }
-
-    fn version(&self) -> u8 {
-        self.version.number()
-    }
-
-    fn arguments(&self) -> &Self::Arguments {
-        &self.arguments
-    }
-
-    fn is_idle(&self) -> bool {
-        self.problem.is_idle()
-    }
-
-    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
-    }
+    declared_by_problem! { of a version }
 
     attends_to_listed_keys! {}
 }

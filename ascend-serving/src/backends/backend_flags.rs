@@ -45,7 +45,8 @@ fn known<T: Element>() -> Backends<T> {
 
 /// Reads names as [`Backends::names`] prints them, divided by commas, in the order in which they are to be tried. The
 /// parts of `split_decode` have a number of keys: `split_decode:256` is `SplitDecode::Tiles`, and `split_decode:512:8`,
-/// with at most 8 of them, `SplitDecode::Capped`. `shared_prefix_decode` reads every shared prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` has its usual workspace.
+/// with at most 8 of them, `SplitDecode::Capped`. `shared_prefix_decode` reads every shared prefix once
+/// ([`SharedPrefixDecode::ALWAYS`]), and `mla` has its usual workspace.
 ///
 /// ```
 /// use ascend_attention::bf16;

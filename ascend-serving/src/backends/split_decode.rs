@@ -40,8 +40,8 @@ pub enum SplitDecode {
         /// Cores that run the parts.
         cores: usize,
     },
-    /// A part for each `keys` keys, at most `max_splits` of a request: `min(ceil(length / keys), max_splits)`, by its own
-    /// length alone. 512 keys and 8 parts are usual.
+    /// A part for each `keys` keys, at most `max_splits` of a request: `min(ceil(length / keys), max_splits)`, by its
+    /// own length alone. 512 keys and 8 parts are usual.
     Capped {
         /// Keys of a part, unless there are more parts than `max_splits`.
         keys: NonZeroUsize,

@@ -1,4 +1,5 @@
-//! The calls of a step of native sparse attention, planned by its first layer for all.
+//! What a layer of native sparse attention reads and writes in a step, and the calls of the step, planned by its first
+//! layer for all.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use ascend_attention::nsa_compress_with_cache::{CompressedSlots, NsaCompressCach
 use ascend_attention::nsa_selected_attention_infer::{NsaSelectedAttentionInfer, NsaSelectedPlan};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, Mask, Output, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Mask, Output, Plan, Stream, Tensor};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
@@ -18,11 +19,53 @@ use crate::causality::Causality;
 use crate::error::Result;
 
 use super::native_sparse::{CacheViews, NativeSparse};
-use super::native_tensors::{NativeBranches, NativeTensors};
 
 /// Most query rows of a sequence, and most sequences, of a call of NsaSelectedAttentionInfer.
 const MOST_ROWS: usize = 4;
 const MOST_SEQUENCES: usize = 3072;
+
+/// What a layer of native sparse attention gets in a step. Queries, keys and values are packed, with the padding of the
+/// metadata.
+#[derive(Clone, Copy, Debug)]
+pub struct NativeTensors<'a, T: Element> {
+    /// Queries, `[tokens, N, 192]`.
+    pub query: &'a Tensor<T>,
+    /// Keys of the new tokens, `[tokens, kv_heads, 192]`.
+    pub key: &'a Tensor<T>,
+    /// Values of the new tokens, `[tokens, kv_heads, 128]`.
+    pub value: &'a Tensor<T>,
+    /// The weight of each token of a block and each key head in a compressed key, `[block, kv_heads]`.
+    pub key_weight: &'a Tensor<T>,
+    /// The weights of compressed values, `[block, kv_heads]`.
+    pub value_weight: &'a Tensor<T>,
+}
+
+/// The attention of a layer in three branches, each `[tokens, N, 128]`. The model multiplies each by its gate, and adds
+/// them.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct NativeBranches<T: Element> {
+    /// Attention to compressed tokens; zeros for a token that sees none.
+    pub compressed: Tensor<T>,
+    /// Attention to the selected blocks.
+    pub selected: Tensor<T>,
+    /// Attention to the last tokens.
+    pub window: Tensor<T>,
+}
+
+impl<T: Element> From<(Tensor<T>, Tensor<T>, Tensor<T>)> for NativeBranches<T> {
+    /// Tensors to write the attention to compressed tokens, to selected blocks and to the last tokens into.
+    fn from((compressed, selected, window): (Tensor<T>, Tensor<T>, Tensor<T>)) -> Self {
+        Self { compressed, selected, window }
+    }
+}
+
+impl<T: Element> NativeBranches<T> {
+    /// Each branch by its name.
+    pub(super) fn each(&self) -> [(&'static str, &AnyTensor); 3] {
+        [("compressed", &self.compressed), ("selected", &self.selected), ("window", &self.window)]
+    }
+}
 
 /// The calls of a step, in the order in which a layer queues them.
 pub(super) struct NativePlan<T: Element> {

@@ -9,12 +9,14 @@ use crate::causality::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, StepLease};
 
-use super::native_plan::NativePlan;
-use super::native_sparse::NativeSparse;
-use super::native_tensors::{NativeBranches, NativeTensors};
+use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
+use super::native_sparse::{CacheViews, NativeSparse};
 use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::sparse_inputs::{SparseRows, Whose};
 use super::two_caches;
+
+/// Elements of a value, and of a head's attention.
+const VALUE: usize = 128;
 
 impl<T: Element> NativeSparse<T> {
     /// Begins a step on a stream, and queues copies of blocks that wait for them. Blocks given back from now on are
@@ -68,15 +70,36 @@ impl<T: Element> NativeStep<'_, T> {
     /// the operators for what they do not take, such as sequences of more than 8192 compressed tokens. Nothing is
     /// written then.
     pub fn forward(&mut self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<NativeBranches<T>> {
-        let outcome = self.queue_layer(layer, tensors);
+        let axes = [self.metadata.tokens(), self.native.shape.heads, VALUE];
+        let branch = || Tensor::empty(self.stream.device(), axes);
+        let mut branches = NativeBranches::from((branch()?, branch()?, branch()?));
+        self.forward_into(layer, tensors, &mut branches)?;
+        Ok(branches)
+    }
+
+    /// As [`forward`](Self::forward), with output tensors of the caller, such as those of an earlier step of as many
+    /// tokens.
+    ///
+    /// # Errors
+    /// As for [`NativeStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with another, or with what the
+    /// layer reads or writes. Nothing is written then.
+    pub fn forward_into(
+        &mut self,
+        layer: usize,
+        tensors: NativeTensors<'_, T>,
+        branches: &mut NativeBranches<T>,
+    ) -> Result<()> {
+        let outcome = self.queue_layer(layer, tensors, branches);
         self.layers.note_outcome(layer, outcome)
     }
 
-    fn queue_layer(&mut self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<NativeBranches<T>> {
+    fn queue_layer(&mut self, layer: usize, tensors: NativeTensors<'_, T>, branches: &NativeBranches<T>) -> Result<()> {
         self.layers.check_not_repeated(layer)?;
         self.check(layer, tensors)?;
+        let views = self.native.views(layer)?;
+        self.check_branches(branches, tensors, &views)?;
         let Self { native, stream, metadata, .. } = self;
-        let views = native.views(layer)?;
         let NativeTensors { query, key, value, .. } = tensors;
         let (write, plan) = match &self.planned {
             Some(planned) => planned,
@@ -86,29 +109,55 @@ impl<T: Element> NativeStep<'_, T> {
                 self.planned.insert((write, plan))
             }
         };
-        let axes = [metadata.tokens(), native.shape.heads, native.cache.shape().value_dim];
-        let branch = || Tensor::empty(stream.device(), axes);
-        let branches = NativeBranches { compressed: branch()?, selected: branch()?, window: branch()? };
         self.layers.begin_write();
         native.cache.write(stream, write, layer, key, value)?;
         plan.compress(stream, &views, tensors)?;
-        plan.attend(stream, &views, query, &branches)?;
-        Ok(branches)
+        plan.attend(stream, &views, query, branches)
+    }
+
+    /// The rows that tensors of the step have.
+    fn rows(&self) -> SparseRows<'_> {
+        SparseRows {
+            device: self.stream.device(),
+            actual: self.metadata.actual_tokens(),
+            padded: self.metadata.tokens(),
+            padding: true,
+        }
+    }
+
+    /// Refuses outputs of the caller that do not have the step's rows, or that share memory with each other or with
+    /// what the layer reads and writes.
+    fn check_branches(
+        &self,
+        branches: &NativeBranches<T>,
+        tensors: NativeTensors<'_, T>,
+        views: &CacheViews<T>,
+    ) -> Result<()> {
+        let (rows, shape) = (self.rows(), [self.native.shape.heads, VALUE]);
+        let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
+        let read: [(_, &AnyTensor); 5] = [
+            ("query", query),
+            ("key", key),
+            ("value", value),
+            ("key_weight", key_weight),
+            ("value_weight", value_weight),
+        ];
+        let caches = views.tokens.iter().chain(&views.compressed).map(|cache| ("the cache", &**cache));
+        for (at, (name, branch)) in branches.each().into_iter().enumerate() {
+            let others = branches.each().into_iter().take(at);
+            rows.check_output(name, branch, shape, read.into_iter().chain(caches.clone()).chain(others))?;
+        }
+        Ok(())
     }
 
     /// Refuses tensors of a layer that do not have the step's rows, or the heads of the attention.
     fn check(&self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<()> {
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
-        let rows = SparseRows {
-            device: self.stream.device(),
-            actual: self.metadata.actual_tokens(),
-            padded: self.metadata.tokens(),
-            padding: true,
-        };
+        let rows = self.rows();
         let (shape, whose) = (self.native.shape, Whose::NativeLayer(layer));
         rows.check("query", whose, query, &[shape.heads, 192])?;
         rows.check("key", whose, key, &[shape.kv_heads, 192])?;
-        rows.check("value", whose, value, &[shape.kv_heads, 128])?;
+        rows.check("value", whose, value, &[shape.kv_heads, VALUE])?;
         let weights = [("key_weight", key_weight), ("value_weight", value_weight)];
         weights.into_iter().try_for_each(|(name, weight)| self.check_weight(name, weight))
     }

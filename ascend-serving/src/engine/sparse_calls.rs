@@ -4,7 +4,7 @@ use ascend_attention::indexer::{IndexerPlan, LightningIndexer};
 use ascend_attention::quant_indexer::{QuantIndexerPlan, QuantLightningIndexer};
 use ascend_attention::quant_sparse_flash::{KvQuantSparseFlashAttention, QuantSparseFlashPlan};
 use ascend_attention::sparse::SparseSequences;
-use ascend_attention::sparse_flash::{SparseFlashAttention, SparseFlashPlan};
+use ascend_attention::sparse_flash::{SparseAttention, SparseFlashAttention, SparseFlashPlan};
 use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantSparseFlashCall;
 use ascend_attention::spec::ops::sparse_flash_attention::SparseFlashCall;
 use ascend_attention::{Element, Stream, Tensor, f16};
@@ -17,8 +17,10 @@ use super::sparse_inputs::{IndexerTensors, SparseTensors};
 
 /// The call by which layers attend, over one kind of cache of latents.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a step has one")]
 pub(super) enum AttendCall {
-    Plain(SparseFlashPlan),
+    /// Also what such a call writes of maxima and sums, which is nothing.
+    Plain(SparseFlashPlan, Tensor<f32>),
     Quantised(QuantSparseFlashPlan),
 }
 
@@ -41,26 +43,29 @@ impl AttendCall {
         let (keys, key_ropes) = latents_and_ropes(latents, layer)?;
         let call = SparseFlashAttention::new(scale).sparse_block_size(keys_per_index);
         let inputs = ((query, query_rope), (&keys, &key_ropes), choice.indices());
-        Ok(Self::Plain(call.plan(sequences, inputs)?))
+        Ok(Self::Plain(call.plan(sequences, inputs)?, Tensor::empty(latents.device(), [0])?))
     }
 
     /// Queues the attention of a layer.
-    pub(super) fn launch<T: Element>(
+    pub(super) fn launch_into<T: Element>(
         &self,
         stream: &Stream,
         latents: &PagedKvCache<T>,
         layer: usize,
         tensors: SparseTensors<'_, T>,
-    ) -> Result<Tensor<T>> {
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
         let SparseTensors { query, query_rope, choice, .. } = tensors;
         match self {
-            Self::Plain(plan) => {
+            Self::Plain(plan, none) => {
                 let (keys, key_ropes) = latents_and_ropes(latents, layer)?;
-                Ok(plan.launch(stream, ((query, query_rope), (&keys, &key_ropes), choice.indices()))?.out)
+                let inputs = ((query, query_rope), (&keys, &key_ropes), choice.indices());
+                let mut attention = SparseAttention::from((output.clone(), none.clone(), none.clone()));
+                Ok(plan.launch_into(stream, inputs, &mut attention)?)
             }
             Self::Quantised(plan) => {
                 let rows = paged(&latents.quantised_layer(layer)?.cache.key, latents)?;
-                Ok(plan.launch(stream, (query, &rows, choice.indices()))?)
+                Ok(plan.launch_into(stream, (query, &rows, choice.indices()), output)?)
             }
         }
     }

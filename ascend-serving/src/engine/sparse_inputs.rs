@@ -5,9 +5,10 @@ use std::fmt;
 use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
 use ascend_attention::{AnyTensor, Device, Element, Tensor, Violation};
 
+use crate::backends::apart;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rules;
 
 use super::key_choice::KeyChoice;
@@ -134,6 +135,25 @@ pub(crate) struct SparseRows<'a> {
 }
 
 impl SparseRows<'_> {
+    /// Refuses an output of the caller that does not have a row of `of_token` for each token and for the padding, or
+    /// that shares memory with what a layer reads and writes.
+    pub(super) fn check_output<'a>(
+        &self,
+        name: &'static str,
+        output: &AnyTensor,
+        of_token: [usize; 2],
+        others: impl IntoIterator<Item = (&'static str, &'a AnyTensor)>,
+    ) -> Result<()> {
+        output.check_device(name, self.device)?;
+        let [heads, dim] = of_token;
+        let wanted = [self.padded, heads, dim];
+        if *output.shape() != wanted || !output.is_contiguous() {
+            let planned = format_args!("a contiguous tensor of {wanted:?}");
+            return Err(Error::not_as_planned(name, output.desc(), planned));
+        }
+        apart(name, output, others)
+    }
+
     /// Refuses a tensor of other rows than the step has tokens, of other sizes, that is not contiguous, or of another
     /// device.
     pub(super) fn check(&self, name: &'static str, whose: Whose, tensor: &AnyTensor, of_token: &[usize]) -> Result<()> {

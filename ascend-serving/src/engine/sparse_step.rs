@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ascend_attention::sparse::SparseSequences;
-use ascend_attention::{DType, Element, Stream, Tensor};
+use ascend_attention::{AnyTensor, DType, Element, Stream, Tensor};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
@@ -77,6 +77,9 @@ pub struct SparseStep<'a, T: Element> {
 /// How to do a step again that ended without some layers.
 pub(crate) const SPARSE_AGAIN: &str = "begin the step again with the same metadata, choose by every indexer, and queue \
     every layer: its tokens do not count as computed until then";
+
+/// Elements of a latent, and of a head's attention.
+const LATENT: usize = 512;
 
 /// A call, and the writes of new tokens that come before it.
 #[derive(Debug)]
@@ -186,18 +189,44 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`SparseFlashAttention::plan`]: ascend_attention::sparse_flash::SparseFlashAttention::plan
     /// [`KvQuantSparseFlashAttention::plan`]: ascend_attention::quant_sparse_flash::KvQuantSparseFlashAttention::plan
     pub fn forward(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
-        let outcome = self.queue_layer(layer, inputs);
+        let rows = [self.metadata.tokens(), self.sparse.shape.heads, LATENT];
+        let mut output = Tensor::empty(self.stream.device(), rows)?;
+        self.forward_into(layer, inputs, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`forward`](Self::forward), with an output tensor of the caller.
+    ///
+    /// # Errors
+    /// As for [`SparseStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads or
+    /// writes. Nothing is written then.
+    pub fn forward_into(&mut self, layer: usize, inputs: SparseTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
+        let outcome = self.queue_layer(layer, inputs, output);
         if outcome.is_ok() {
             self.indexers.note_read(inputs.choice);
         }
         self.layers.note_outcome(layer, outcome)
     }
 
-    fn queue_layer(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
-        let SparseTensors { latent, key_rope, choice, .. } = inputs;
+    fn queue_layer(&mut self, layer: usize, inputs: SparseTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
+        let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
         self.layers.check_not_repeated(layer)?;
         self.indexers.check_choice(choice, layer, self.layers.is_last(layer))?;
-        inputs.check(&self.rows(), layer, self.sparse.layer_queries())?;
+        let rows = self.rows();
+        inputs.check(&rows, layer, self.sparse.layer_queries())?;
+        let (cache, quantised) = self.sparse.latents.tensors(layer)?;
+        let own: [(_, &AnyTensor); 7] = [
+            ("query", query),
+            ("query_rope", query_rope),
+            ("latent", latent),
+            ("key_rope", key_rope),
+            ("the choice", choice.indices()),
+            ("the cache", &cache.key),
+            ("the cache", &cache.value),
+        ];
+        let stored = quantised.iter().map(|quantised| ("the cache", quantised.key()));
+        rows.check_output("output", output, [self.sparse.shape.heads, LATENT], own.into_iter().chain(stored))?;
         let SparseLatent { latents, shape, .. } = &mut *self.sparse;
         let planned = match &self.attends {
             Some(planned) => planned,
@@ -210,7 +239,7 @@ impl<T: Element> SparseStep<'_, T> {
         };
         self.layers.begin_write();
         latents.write(self.stream, &planned.write, layer, latent, key_rope)?;
-        planned.call.launch(self.stream, latents, layer, inputs)
+        planned.call.launch_into(self.stream, latents, layer, inputs, output)
     }
 
     fn rows(&self) -> SparseRows<'_> {

@@ -5,7 +5,7 @@ use ascend_attention::{Element, Stream};
 use ascend_serving::kv::{Audit, AuditRequest, BlockPool, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{AttentionMetadata, BatchRequest, BatchSettings, Error, rules};
 use proptest::prelude::*;
-use proptest::test_runner::Config;
+use proptest::test_runner::{Config, TestCaseError};
 
 /// `PROPTEST_CASES` schedules; `few` by default, for a build without optimisation.
 pub fn config(few: u32) -> Config {
@@ -275,5 +275,51 @@ impl Schedule {
         assert_eq!(pool.held_blocks(), 0);
         assert_eq!(pool.free_blocks(), (pool.blocks() - reserved));
         assert_eq!(pool.steps_in_flight(), 0);
+    }
+}
+
+/// A model whose steps are those of a schedule.
+pub trait Scheduled {
+    type Element: Element;
+
+    /// The schedule, the stream of the steps, and the cache in which sequences grow.
+    fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<Self::Element>);
+
+    /// Runs a step, and checks some of its rows.
+    fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError>;
+
+    /// Brings the requests of a step into another order.
+    fn arrange(&self, _: &mut [Turn]) {}
+
+    /// Gives back what is held besides the requests.
+    fn let_go(&mut self) {}
+
+    /// Runs the step of some acts.
+    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
+        let (schedule, stream, cache) = self.parts();
+        let mut turns = schedule.begin_step(acts, stream, cache);
+        self.arrange(&mut turns);
+        if !turns.is_empty() {
+            self.step(&turns, pad)?;
+        }
+        self.parts().0.end_step(acts, &turns);
+        Ok(())
+    }
+
+    /// Ends all requests: everything goes back.
+    fn end(&mut self) {
+        self.let_go();
+        let (schedule, stream, cache) = self.parts();
+        let pool = cache.pool();
+        schedule.end(stream, pool, pool.pad_policy());
+    }
+
+    /// Runs the steps of these acts, each with its number of rows of padding, and ends all requests.
+    fn run(&mut self, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
+        for (acts, pad) in steps {
+            self.act(acts, *pad)?;
+        }
+        self.end();
+        Ok(())
     }
 }

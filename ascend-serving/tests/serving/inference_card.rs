@@ -2,10 +2,11 @@
 //! whatever the schedule, PromptFlashAttention, IncreFlashAttention and copies give what one dense pass gives.
 
 use crate::harness;
+use crate::harness::filled;
 
 use std::num::NonZeroUsize;
 
-use crate::acts::{act, config};
+use crate::acts::{Scheduled, act, config};
 use crate::schedule::{Engine, Model, model};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, Tensor, bf16, f16};
@@ -69,10 +70,7 @@ proptest! {
     fn any_schedule_by_the_older_operators_is_one_dense_pass(model in models(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..6)) {
         let stream = harness::stream();
         let mut engine = Engine::<bf16>::new(&stream, model, Backends::none().with(PromptAndIncre));
-        for (acts, pad) in &steps {
-            engine.act(acts, *pad)?;
-        }
-        engine.end();
+        engine.run(&steps)?;
     }
 }
 
@@ -188,10 +186,7 @@ fn a_write_that_is_refused_leaves_the_cache_as_it_was() {
         let shape = CacheShape::new(1, 2, 64);
         PagedKvCache::<f16>::new(stream.device(), blocks, 16, shape, PadPolicy::SkipNegative)
     };
-    let rows = |shape: [usize; 3]| {
-        let ones = vec![f16::ONE; shape.iter().product()];
-        stream.upload(&ones, shape).unwrap()
-    };
+    let rows = |shape: [usize; 3]| filled(&stream, f16::ONE, shape);
     let good = rows([2, 2, 64]);
     let strided = rows([2, 2, 128]).narrow(2, 0..64).unwrap();
     let mut large = cache(8).unwrap();

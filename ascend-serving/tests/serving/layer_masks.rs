@@ -6,7 +6,7 @@ use approx::abs_diff_eq;
 
 use std::num::NonZeroUsize;
 
-use crate::acts::{Act, Schedule, Turn, act, config};
+use crate::acts::{Act, Schedule, Scheduled, Turn, act, config};
 use crate::tokens::{DIM, dense, packed};
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16};
@@ -138,6 +138,14 @@ impl<'a> Engine<'a> {
             checked: 0,
         }
     }
+}
+
+impl Scheduled for Engine<'_> {
+    type Element = bf16;
+
+    fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<bf16>) {
+        (&mut self.schedule, self.stream, self.attention.cache_mut())
+    }
 
     fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
         let mut metadata = self.schedule.metadata(turns, self.settings, pad);
@@ -198,20 +206,8 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
-        let cache = self.attention.cache_mut();
-        let turns = self.schedule.begin_step(acts, self.stream, cache);
-        if !turns.is_empty() {
-            self.step(&turns, pad)?;
-        }
-        self.schedule.end_step(acts, &turns);
-        Ok(())
-    }
-
-    fn end(mut self) {
+    fn let_go(&mut self) {
         self.ballast.truncate(0).unwrap();
-        let pool = self.attention.cache().pool();
-        self.schedule.end(self.stream, pool, self.settings.pad());
     }
 }
 
@@ -222,10 +218,7 @@ proptest! {
     fn any_schedule_under_any_masks_is_its_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(120, 5), 1..5), 0usize..20), 1..6)) {
         let stream = harness::stream();
         let mut engine = Engine::new(&stream, model);
-        for (acts, pad) in &steps {
-            engine.act(acts, *pad)?;
-        }
-        engine.end();
+        engine.run(&steps)?;
     }
 
     #[test]
@@ -240,10 +233,7 @@ proptest! {
         let stream = harness::stream();
         model.cap = Some(cap);
         let mut engine = Engine::new(&stream, model);
-        for (acts, pad) in &steps {
-            engine.act(acts, *pad)?;
-        }
-        engine.end();
+        engine.run(&steps)?;
     }
 }
 

@@ -1,7 +1,7 @@
 //! Caches of MXFP8 on Ascend 950: whatever the schedule, what is stored is near what was written, and attention is
 //! that over what is stored, by queries in groups.
 
-use crate::acts::{Act, Schedule, Turn, act, config};
+use crate::acts::{Act, Schedule, Scheduled, Turn, act, config};
 use crate::harness;
 use crate::quantised_caches::{Layer, accuracies, ascend_950, emulated_as};
 use crate::tokens::{DIM, Number, row};
@@ -165,35 +165,6 @@ impl<'a, T: Number> Engine<'a, T> {
         }
     }
 
-    fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
-        let metadata = self.schedule.metadata(turns, self.settings, pad);
-        let names = self.schedule.names(turns, pad);
-        let mut results = Vec::new();
-        {
-            let mut step = self.attention.begin(self.stream, &metadata).unwrap();
-            for layer in 0..LAYERS {
-                let rows = |what, heads| upload::<T>(self.stream, &names, layer, what, heads);
-                let (query, key) = (rows(0, self.shape.heads), rows(1, self.shape.kv_heads));
-                let value = rows(2, self.shape.kv_heads);
-                results.push(step.forward(layer, (&query, &key, &value)).unwrap());
-            }
-            prop_assert_eq!(step.selected(0).unwrap().name, "mxfp8");
-        }
-        for (layer, result) in results.iter().enumerate() {
-            let stored = Stored::of(self.stream, self.attention.cache(), layer);
-            let [_, scales] = &stored.powers;
-            let larger = self.before[layer].iter().zip(scales);
-            self.enlarged += larger.filter(|(old, new)| (1..**new).contains(*old)).count();
-            self.before[layer] = scales.clone();
-            let result = result.download(self.stream).unwrap();
-            for row in self.schedule.rows(turns) {
-                self.check(layer, &stored, &result, row.request, row.token, row.names)?;
-                self.checked += 1;
-            }
-        }
-        Ok(())
-    }
-
     /// A row of the step's output against attention in double precision over what is stored, and that against what
     /// was written.
     fn check(
@@ -255,20 +226,42 @@ impl<'a, T: Number> Engine<'a, T> {
         }
         Ok(())
     }
+}
 
-    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
-        let cache = self.attention.cache_mut();
-        let turns = self.schedule.begin_step(acts, self.stream, cache);
-        if !turns.is_empty() {
-            self.step(&turns, pad)?;
-        }
-        self.schedule.end_step(acts, &turns);
-        Ok(())
+impl<T: Number> Scheduled for Engine<'_, T> {
+    type Element = T;
+
+    fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<T>) {
+        (&mut self.schedule, self.stream, self.attention.cache_mut())
     }
 
-    fn end(&mut self) {
-        let pool = self.attention.cache().pool();
-        self.schedule.end(self.stream, pool, self.settings.pad());
+    fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
+        let metadata = self.schedule.metadata(turns, self.settings, pad);
+        let names = self.schedule.names(turns, pad);
+        let mut results = Vec::new();
+        {
+            let mut step = self.attention.begin(self.stream, &metadata).unwrap();
+            for layer in 0..LAYERS {
+                let rows = |what, heads| upload::<T>(self.stream, &names, layer, what, heads);
+                let (query, key) = (rows(0, self.shape.heads), rows(1, self.shape.kv_heads));
+                let value = rows(2, self.shape.kv_heads);
+                results.push(step.forward(layer, (&query, &key, &value)).unwrap());
+            }
+            prop_assert_eq!(step.selected(0).unwrap().name, "mxfp8");
+        }
+        for (layer, result) in results.iter().enumerate() {
+            let stored = Stored::of(self.stream, self.attention.cache(), layer);
+            let [_, scales] = &stored.powers;
+            let larger = self.before[layer].iter().zip(scales);
+            self.enlarged += larger.filter(|(old, new)| (1..**new).contains(*old)).count();
+            self.before[layer] = scales.clone();
+            let result = result.download(self.stream).unwrap();
+            for row in self.schedule.rows(turns) {
+                self.check(layer, &stored, &result, row.request, row.token, row.names)?;
+                self.checked += 1;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -277,11 +270,7 @@ fn run<T: Number>(model: &Model, steps: &[(Vec<Act>, usize)]) -> Result<(), Test
         return Ok(());
     };
     let mut engine = Engine::<T>::new(&stream, model);
-    for (acts, pad) in steps {
-        engine.act(acts, *pad)?;
-    }
-    engine.end();
-    Ok(())
+    engine.run(steps)
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use crate::harness;
 use crate::quantised_caches::ascend_950;
 use approx::abs_diff_eq;
 
-use crate::acts::{Act, Schedule, Turn, act, config};
+use crate::acts::{Act, Schedule, Scheduled, Turn, act, config};
 use crate::tokens::{DIM, Number, dense_over, packed, row};
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
@@ -206,6 +206,14 @@ impl<'a, T: Number> Engine<'a, T> {
             served: Vec::new(),
         }
     }
+}
+
+impl<T: Number> Scheduled for Engine<'_, T> {
+    type Element = T;
+
+    fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<T>) {
+        (&mut self.schedule, self.stream, self.attention.cache_mut())
+    }
 
     fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
         let mut metadata = self.schedule.metadata(turns, self.settings, pad);
@@ -283,30 +291,11 @@ impl<'a, T: Number> Engine<'a, T> {
         }
         Ok(())
     }
-
-    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
-        let cache = self.attention.cache_mut();
-        let turns = self.schedule.begin_step(acts, self.stream, cache);
-        if !turns.is_empty() {
-            self.step(&turns, pad)?;
-        }
-        self.schedule.end_step(acts, &turns);
-        Ok(())
-    }
-
-    fn end(mut self) {
-        let pool = self.attention.cache().pool();
-        self.schedule.end(self.stream, pool, self.settings.pad());
-    }
 }
 
 fn run<T: Number>(stream: &Stream, model: Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
     let mut engine = Engine::<T>::new(stream, model);
-    for (acts, pad) in steps {
-        engine.act(acts, *pad)?;
-    }
-    engine.end();
-    Ok(())
+    engine.run(steps)
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use approx::abs_diff_eq;
 
 use std::num::NonZeroUsize;
 
-use crate::acts::{Act, Schedule, Turn, act, config};
+use crate::acts::{Act, Schedule, Scheduled, Turn, act, config};
 use crate::tokens::{DIM, Number, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
@@ -128,8 +128,15 @@ impl<'a, T: Number> Engine<'a, T> {
             served: Vec::new(),
         }
     }
+}
 
-    /// Runs a step, and checks some of its rows.
+impl<T: Number> Scheduled for Engine<'_, T> {
+    type Element = T;
+
+    fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<T>) {
+        (&mut self.schedule, self.stream, self.attention.cache_mut())
+    }
+
     fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
         let metadata = self.schedule.metadata(turns, self.settings, pad);
         let names = self.schedule.names(turns, pad);
@@ -170,25 +177,15 @@ impl<'a, T: Number> Engine<'a, T> {
         Ok(())
     }
 
-    pub fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
-        let cache = self.attention.cache_mut();
-        let mut turns = self.schedule.begin_step(acts, self.stream, cache);
+    fn let_go(&mut self) {
+        self.ballast.truncate(0).unwrap();
+    }
+
+    fn arrange(&self, turns: &mut [Turn]) {
         if self.model.hybrid && !self.model.decode_path {
             // Two calls want the decodes in front.
             turns.sort_by_key(Turn::prefills);
         }
-        if !turns.is_empty() {
-            self.step(&turns, pad)?;
-        }
-        self.schedule.end_step(acts, &turns);
-        Ok(())
-    }
-
-    /// Everything goes back.
-    pub fn end(mut self) {
-        self.ballast.truncate(0).unwrap();
-        let pool = self.attention.cache().pool();
-        self.schedule.end(self.stream, pool, self.settings.pad());
     }
 }
 
@@ -200,10 +197,7 @@ proptest! {
         let stream = harness::stream();
         let backends = model.backends::<bf16>();
         let mut engine = Engine::new(&stream, model, backends);
-        for (acts, pad) in &steps {
-            engine.act(acts, *pad)?;
-        }
-        engine.end();
+        engine.run(&steps)?;
     }
 }
 

@@ -8,7 +8,7 @@ use crate::Cann::{V9_1, V9_2};
 use crate::DType::{Bf16, Float, Int32};
 use crate::allowed::{Checked, Named};
 use crate::attention_problem::lint_scale;
-use crate::contract::{CallContract, checked_for, described_by, first_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
@@ -71,9 +71,7 @@ pub mod rules {
             "query, key, value, beta and out are BF16, initialState and finalState both BF16 or on Ascend 950 both "
             "FLOAT, g FLOAT and lengths INT32",
             "convert the named tensor to one of the allowed dtypes";
-        FORMAT = "chunk_delta.format", INNER_NULLPTR, V1, "ChunkGatedDeltaRule infer-shape, formats",
-            "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-            "describe the tensor as ND, with a shape that memory can hold";
+        format of "chunk_delta", INNER_NULLPTR, "ChunkGatedDeltaRule infer-shape, formats";
         RANK = "chunk_delta.rank", INNER_NULLPTR, V1, "ChunkGatedDeltaRule tiling, ranks",
             "query, key, value and out have 3 axes, beta and g 2, states 4, lengths 1",
             "describe the tensor with as many axes";
@@ -102,18 +100,8 @@ pub mod rules {
             "ChunkGatedDeltaRule kernel, lengths",
             "lengths are at least 0, and together no more than the tokens",
             "make lengths and tensors from one batch, with the length of each sequence and not its end";
-        SCALE = "chunk_delta.scale_finite", Lint("only numbers change"), V1,
-            "ChunkGatedDeltaRule documentation, scaleValue",
-            "scaleValue is a finite number in 32 bits",
-            "pass the factor of the queries, usually one over the root of the elements of a key";
-        SCALE_ZERO = "chunk_delta.scale_zero", Lint("only numbers change"), V1,
-            "ChunkGatedDeltaRule documentation, scaleValue",
-            "scaleValue is not 0 in 32 bits",
-            "pass one over the root of the elements of a key: with 0 every output is 0";
-        SCALE_INVERSE = "chunk_delta.scale_inverse", Lint("only numbers change"), V1,
-            "ChunkGatedDeltaRule documentation, scaleValue",
-            "scaleValue is neither the number of elements of a key nor its root",
-            "pass one over the root: the operator multiplies queries by scaleValue, it does not divide";
+        scale of "chunk_delta", "ChunkGatedDeltaRule", "queries", "usually one over the root of the elements of a key",
+            "the number of elements of a key", "the elements of a key: with 0 every output is 0";
     }
 }
 
@@ -132,18 +120,10 @@ impl CallContract for ChunkGatedDeltaRule {
         arguments.final_state = arguments.final_state.or(state);
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target) else {
-            return Ok(());
-        };
-        let lengths = integers(Parameter::ActualSeqLengths.name());
+    contents_checked_for! { target, |_, problem, integers| {
+        let lengths = integers(Parameter::ActualSeqLengths);
         problem.checked_contents(DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() }, &CONTENTS)
-    }
+    } }
 }
 
 impl ChunkDeltaCall {

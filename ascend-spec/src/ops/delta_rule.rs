@@ -8,10 +8,9 @@
 //! finds those that lead elsewhere.
 
 use crate::allowed::{Checked, MultiplesOf, Named, Rank};
-use crate::content_fault::{ContentFault, check_faults};
+use crate::content_fault::{ContentFault, check_faults, shown_by_texts};
 use crate::{Dims, Rule, TensorDesc, Violation};
 use std::collections::HashMap;
-use std::fmt;
 
 /// Most tokens of a sequence in a call of RecurrentGatedDeltaRule.
 pub const MOST_TOKENS: i64 = 8;
@@ -162,12 +161,7 @@ impl ContentFault for DeltaRuleFault {
     }
 }
 
-impl fmt::Display for DeltaRuleFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [given, allowed] = self.texts();
-        write!(f, "{given}, allowed: {allowed}")
-    }
-}
+shown_by_texts! { DeltaRuleFault }
 
 impl DeltaRuleProblem {
     /// A call without tokens.

@@ -10,7 +10,7 @@ use crate::Cann::{V8_5, V9_1, V9_2};
 use crate::DType::{Bf16, Float, Int32};
 use crate::allowed::{Checked, Named, Noted, Outcome, Rank};
 use crate::attention_problem::lint_scale;
-use crate::contract::{CallContract, checked_for, described_by, first_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::rule::{lint, require, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
@@ -80,9 +80,7 @@ pub mod rules {
             "query, key, value, beta and out are BF16, stateRef BF16 and from 9.2 on also FLOAT, g and gk FLOAT, and "
             "lengths, slots and accepted counts INT32",
             "convert the named tensor to one of the allowed dtypes";
-        FORMAT = "recurrent_delta.format", INNER_NULLPTR, V1, "RecurrentGatedDeltaRule infer-shape, formats",
-            "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-            "describe the tensor as ND, with a shape that memory can hold";
+        format of "recurrent_delta", INNER_NULLPTR, "RecurrentGatedDeltaRule infer-shape, formats";
         RANK = "recurrent_delta.rank", INNER_NULLPTR, V1, "RecurrentGatedDeltaRule tiling, ranks",
             "query, key, value and gk have 3 axes, beta and g 2, stateRef 4, lengths, slots and accepted counts 1",
             "describe the tensor with as many axes";
@@ -131,18 +129,9 @@ pub mod rules {
             "no two sequences name one slot, nor two tokens of a sequence with several accepted tokens",
             "give each sequence slots of its own, one for each token where drafts are accepted, and copy a state that "
             "two sequences begin with";
-        SCALE = "recurrent_delta.scale_finite", Lint("only numbers change"), V1,
-            "RecurrentGatedDeltaRule documentation, scaleValue",
-            "scaleValue is a finite number in 32 bits",
-            "pass the factor of the queries, usually one over the root of the elements of a key";
-        SCALE_ZERO = "recurrent_delta.scale_zero", Lint("only numbers change"), V1,
-            "RecurrentGatedDeltaRule documentation, scaleValue",
-            "scaleValue is not 0 in 32 bits",
-            "pass one over the root of the elements of a key: with 0 every output is 0";
-        SCALE_INVERSE = "recurrent_delta.scale_inverse", Lint("only numbers change"), V1,
-            "RecurrentGatedDeltaRule documentation, scaleValue",
-            "scaleValue is neither the number of elements of a key nor its root",
-            "pass one over the root: the operator multiplies queries by scaleValue, it does not divide";
+        scale of "recurrent_delta", "RecurrentGatedDeltaRule", "queries",
+            "usually one over the root of the elements of a key", "the number of elements of a key",
+            "the elements of a key: with 0 every output is 0";
     }
 }
 
@@ -161,19 +150,11 @@ impl CallContract for RecurrentGatedDeltaRule {
         arguments.out = arguments.out.or_else(|| arguments.call().output());
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target) else {
-            return Ok(());
-        };
-        let [lengths, slots, accepted] = RecurrentDeltaCall::CONTENTS.map(|parameter| integers(parameter.name()));
+    contents_checked_for! { target, |_, problem, integers| {
+        let [lengths, slots, accepted] = RecurrentDeltaCall::CONTENTS.map(integers);
         let contents = DeltaRuleContents { lengths: &lengths, slots: &slots, accepted: &accepted };
         problem.checked_contents(contents, &CONTENTS)
-    }
+    } }
 }
 
 impl RecurrentDeltaCall {

@@ -24,7 +24,8 @@ macro_rules! rms_norm_arguments {
             1 { gamma: tensor, Gamma, "gamma", "A weight for each element of a row." }
             1 { epsilon: float = 1e-6, Epsilon, "epsilon", "What is added to the mean of a row's squares." }
             1 { y: output, Y, "yOut", "The rows, normalised, with the shape and dtype of `x`." }
-            1 { rstd: output, Rstd, "rstdOut", "One over the root mean square of each row, of FLOAT: the shape of `x` with 1 for each axis of a row." }
+            1 { rstd: output, Rstd, "rstdOut",
+                "One over the root mean square of each row, of FLOAT: the shape of `x` with 1 for each axis of a row." }
         }
     };
 }
@@ -53,12 +54,10 @@ pub mod rules {
             "the product has the operator",
             "run on Atlas A2, Atlas A3, Ascend 950 or 310P";
         DTYPE = "rms_norm.dtype", PARAM_INVALID, V1, "RmsNorm documentation, constraints, dtypes",
-            "x is of FLOAT16, FLOAT, or on other products than 310P BF16, gamma of the dtype of x or, except on 310P, of FLOAT, "
-            "yOut of the dtype of x, and rstdOut of FLOAT",
+            "x is of FLOAT16, FLOAT, or on other products than 310P BF16, gamma of the dtype of x or, except on 310P, of "
+            "FLOAT, yOut of the dtype of x, and rstdOut of FLOAT",
             "convert the named tensor to one of the allowed dtypes";
-        FORMAT = "rms_norm.format", PARAM_INVALID, V1, "RmsNorm documentation, parameters",
-            "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-            "describe the tensor as ND, with a shape that memory can hold";
+        format of "rms_norm", PARAM_INVALID, "RmsNorm documentation, parameters";
         RANK = "rms_norm.rank", TILING_ERROR, V1, "RmsNorm tiling, shapes",
             "x and gamma have at least one axis",
             "describe a single number as a row of one element";
@@ -74,13 +73,15 @@ pub mod rules {
         EPSILON = "rms_norm.epsilon", TILING_ERROR, V1, "RmsNorm tiling, attributes",
             "epsilon is at least 0",
             "give a small positive number, usually 1e-6";
-        RSTD_ROWS = "rms_norm.rstd_rows", Overrun("a number is written for each row, whatever room there is"), V1, "RmsNorm documentation, rstdOut",
+        RSTD_ROWS = "rms_norm.rstd_rows", Overrun("a number is written for each row, whatever room there is"), V1,
+            "RmsNorm documentation, rstdOut",
             "rstdOut has an element for each row, and 1 for each axis of a row or no such axes",
             "give rstdOut the shape of x, with 1 for each axis of a row";
         FINITE = "rms_norm.finite_epsilon", Lint("rows become NaN or 0"), V1, "RmsNorm documentation, epsilon",
             "epsilon is finite",
             "give a small positive number, usually 1e-6";
-        ROW_BYTES = "rms_norm.row_bytes", Lint("rows are copied in units of 32 bytes"), V1, "RmsNorm documentation, constraints" in Scope::ATLAS_INFERENCE,
+        ROW_BYTES = "rms_norm.row_bytes", Lint("rows are copied in units of 32 bytes"), V1,
+            "RmsNorm documentation, constraints" in Scope::ATLAS_INFERENCE,
             "on 310P a row of gamma has at least 32 bytes",
             "normalise such short rows on the host, or on Atlas A2, Atlas A3 or Ascend 950";
     }

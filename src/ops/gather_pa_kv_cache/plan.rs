@@ -1,19 +1,18 @@
 //! Keys and values out of a paged cache.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::gather_pa_kv_cache::{Argument, GatherCall, Parameter, Version};
+use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, Parameter, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ};
 use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, Tensors, entry_points, lints_of, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SequenceBlocks;
@@ -95,10 +94,8 @@ impl GatherPaKvCache {
         (key_cache, value_cache): (&Tensor<T>, &Tensor<T>),
     ) -> Result<GatherPlan> {
         let context = key_cache.memory().context();
-        let api = context.runtime().api();
-        phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
-        value_cache.on("value_cache", context)?;
-        sequences.block_tables().on("block_tables", context)?;
+        let tensors = named_tensors(&[], &inputs((key_cache, value_cache)), of_sequences(sequences));
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
         let rows = |cache: &AnyTensor| {
             let tokens = i64::try_from(sequences.tokens()).unwrap_or(i64::MAX);
             let shape = match (self.order, &cache.desc().shape[..]) {
@@ -124,32 +121,19 @@ impl GatherPaKvCache {
             }),
             ..GatherCall::default()
         };
-        let planned = self.prepare(context, &call, sequences, key_cache);
         let recorded = AnyArguments::GatherPaKvCache(call.to_arguments());
-        let tensors = LaunchTensors { sequences, caches: [key_cache, value_cache], outputs: None };
-        GatherPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &GatherCall<'_>,
-        sequences: &SequenceBlocks,
-        stand_in: &AnyTensor,
-    ) -> Result<GatherPlan> {
-        let soc = context.soc()?;
-        let problem = call.check(soc)?;
-        call.lint(&problem, soc, &self.allowed.ids(lints_of::<Version>)?)?;
-        sequences.fits(&problem)?;
-        let (Some(key), Some(value)) = (call.key, call.value) else {
-            return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")
-                .fix("gather fewer sequences at once"));
-        };
-        let operation = GatherOperation { sequences: sequences.clone(), outputs: [key, value] };
-        let is_idle = problem.tokens == 0;
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(GatherPlan::new(prepared, operation))
+        GatherPlan::of_call(context, (&call, Version::V1), key_cache, recorded, &tensors, || {
+            let soc = context.soc()?;
+            let problem = call.check(soc)?;
+            call.lint(&problem, soc, &self.allowed.ids(lints_of::<Version>)?)?;
+            sequences.fits(&problem)?;
+            let (Some(key), Some(value)) = (call.key, call.value) else {
+                return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")
+                    .fix("gather fewer sequences at once"));
+            };
+            let operation = GatherOperation { sequences: sequences.clone(), outputs: [key, value] };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 
@@ -169,26 +153,14 @@ pub struct GatherOperation {
     outputs: [TensorDesc; 2],
 }
 
-/// The tensors of a launch.
-struct LaunchTensors<'a> {
-    sequences: &'a SequenceBlocks,
-    caches: [&'a AnyTensor; 2],
-    /// `None` for a call that is only planned.
-    outputs: Option<[&'a AnyTensor; 2]>,
+/// Both caches as arguments.
+fn inputs<'a, T: Element>((key, value): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
+    [(Parameter::KeyCache, key), (Parameter::ValueCache, value)]
 }
 
-impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        if let Some([key, value]) = self.outputs {
-            visit(Parameter::Key.into(), key)?;
-            visit(Parameter::Value.into(), value)?;
-        }
-        let [key_cache, value_cache] = self.caches;
-        visit(Parameter::KeyCache.into(), key_cache)?;
-        visit(Parameter::ValueCache.into(), value_cache)?;
-        visit(Parameter::BlockTables.into(), self.sequences.block_tables())?;
-        visit(Parameter::SeqLens.into(), self.sequences.seq_lens())
-    }
+/// Blocks and lengths as arguments.
+fn of_sequences(sequences: &SequenceBlocks) -> [(Parameter, &AnyTensor); 2] {
+    [(Parameter::BlockTables, sequences.block_tables()), (Parameter::SeqLens, sequences.seq_lens())]
 }
 
 impl Sealed for GatherOperation {}
@@ -213,8 +185,8 @@ impl Operation for GatherOperation {
         &(key_cache, value_cache): &(&Tensor<T>, &Tensor<T>),
         (key, value): &mut (Tensor<T>, Tensor<T>),
     ) -> Result<()> {
-        let given =
-            LaunchTensors { sequences: &self.sequences, caches: [key_cache, value_cache], outputs: Some([key, value]) };
+        let outputs: [(_, &AnyTensor); 2] = [(Parameter::Key, key), (Parameter::Value, value)];
+        let given = named_tensors(&outputs, &inputs((key_cache, value_cache)), of_sequences(&self.sequences));
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

@@ -7,18 +7,17 @@
 mod quantised_rows;
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::kv_quant_sparse_flash_attention::{Arguments, Parameter, QuantSparseFlashCall, Version, rules};
+use ascend_spec::ops::kv_quant_sparse_flash_attention::{Parameter, QuantSparseFlashCall, Version, rules};
 use ascend_spec::{TensorDesc, arguments_of_version, kv_quant_sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, PreparedCall, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 pub use quantised_rows::{RowElement, quantised_rows};
 
@@ -125,10 +124,7 @@ impl KvQuantSparseFlashAttention {
     ) -> Result<QuantSparseFlashPlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        phases_of(Version::V1).required(context.runtime().api(), Version::V1.info(), INSTEAD)?;
-        for (parameter, input) in inputs.each() {
-            input.on(parameter.name(), context)?;
-        }
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_kv] = sequences.layouts();
         let given = QuantSparseFlashCall {
@@ -148,31 +144,18 @@ impl KvQuantSparseFlashAttention {
         };
         let call = QuantSparseFlashCall { attention_out: given.output(), ..given };
         let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantSparseFlashCall::CONTENTS));
-        let recorded: Arguments<TensorDesc> = call.to_arguments();
-        let planned = self.prepare(context, &call, sequences, inputs.query);
-        let recorded = AnyArguments::KvQuantSparseFlashAttention(recorded);
-        QuantSparseFlashPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &QuantSparseFlashCall<'_>,
-        sequences: &SparseSequences,
-        stand_in: &AnyTensor,
-    ) -> Result<QuantSparseFlashPlan> {
-        let target = context.target()?;
-        let out = implied(call.attention_out, stand_in, || too_many_rows(stand_in))?;
-        let problem = call.check(target)?;
-        let allowed = self.allowed.ids(lints_of::<Version>)?;
-        call.lint(target, &allowed)?;
-        let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-        sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
-        let operation = QuantSparseFlashOperation { sequences: sequences.clone(), out };
-        let is_idle = problem.is_idle();
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(QuantSparseFlashPlan::new(prepared, operation))
+        let recorded = AnyArguments::KvQuantSparseFlashAttention(call.to_arguments());
+        QuantSparseFlashPlan::of_call(context, (&call, Version::V1), inputs.query, recorded, &tensors, || {
+            let target = context.target()?;
+            let out = implied(call.attention_out, inputs.query, || too_many_rows(inputs.query))?;
+            let problem = call.check(target)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            call.lint(target, &allowed)?;
+            let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
+            sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
+            let operation = QuantSparseFlashOperation { sequences: sequences.clone(), out };
+            Ok((operation, problem.is_idle()))
+        })
     }
 }
 

@@ -1,17 +1,16 @@
 //! New keys and values into a paged cache.
 
 use std::fmt;
-use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::scatter_pa_kv_cache::{Argument, NORM, PA_NZ, Parameter, ScatterCall, Version};
+use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Parameter, ScatterCall, Version};
 use ascend_spec::{arguments_of_version, scatter_pa_kv_cache_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, PreparedCall, Tensors, entry_points, phase_one};
+use crate::operator::{self, NamedTensors, entry_points, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
-use crate::runtime::{Context, Queue};
+use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SlotMapping;
@@ -155,62 +154,41 @@ impl ScatterPaKvCache {
             }),
             ..ScatterCall::default()
         };
-        let tensors = LaunchTensors {
-            key,
-            key_cache: &key_cache,
-            slot_mapping: slots.tensor(),
-            values: (values.zip(value_cache.as_ref())).map(|((value, _), cache)| (&**value, cache)),
-        };
-        let planned = self.prepare(context, &call, slots, key);
+        let of_values = values.zip(value_cache.as_ref()).map(|((value, _), cache)| [&**value, cache]);
+        let tensors = tensors([key, &key_cache], of_values, slots);
         let recorded = AnyArguments::ScatterPaKvCache(call.to_arguments());
-        ScatterPlan::recorded(planned, context, recorded, &tensors)
-    }
-
-    /// Checks a call and prepares it, with one placeholder address for all tensors.
-    fn prepare(
-        &self,
-        context: &Arc<Context>,
-        call: &ScatterCall<'_>,
-        slots: &SlotMapping,
-        stand_in: &AnyTensor,
-    ) -> Result<ScatterPlan> {
-        let problem = call.check(context.soc()?)?;
-        slots.fits(problem.slots())?;
-        let operation = ScatterOperation { order: self.order, slots: problem.slots(), values: call.value.is_some() };
-        let is_idle = problem.tokens == 0;
-        if !is_idle {
-            let api = context.runtime().api();
-            phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
-        }
-        let prepared = PreparedCall::standing_in(context, call, Version::V1, is_idle, stand_in, &[])?;
-        Ok(ScatterPlan::new(prepared, operation))
+        ScatterPlan::of_call(context, (&call, Version::V1), key, recorded, &tensors, || {
+            let problem = call.check(context.soc()?)?;
+            slots.fits(problem.slots())?;
+            let operation =
+                ScatterOperation { order: self.order, slots: problem.slots(), values: call.value.is_some() };
+            let is_idle = problem.tokens == 0;
+            if !is_idle {
+                let api = context.runtime().api();
+                phases_of(Version::V1).required(api, Version::V1.info(), INSTEAD)?;
+            }
+            Ok((operation, is_idle))
+        })
     }
 }
 
 impl operator::Parameter for Parameter {}
 
-/// The tensors of a launch, caches in the operator's axes.
-struct LaunchTensors<'a> {
-    key: &'a AnyTensor,
-    key_cache: &'a AnyTensor,
-    slot_mapping: &'a AnyTensor,
-    /// The values, with their cache.
-    values: Option<(&'a AnyTensor, &'a AnyTensor)>,
-}
-
-impl Tensors<Parameter> for LaunchTensors<'_> {
-    fn each<'t>(&'t self, mut visit: impl FnMut(Argument, &'t AnyTensor) -> Result<()>) -> Result<()> {
-        visit(Parameter::KeyCache.into(), self.key_cache)?;
-        if let Some((_, cache)) = self.values {
-            visit(Parameter::ValueCache.into(), cache)?;
-        }
-        visit(Parameter::Key.into(), self.key)?;
-        visit(Parameter::SlotMapping.into(), self.slot_mapping)?;
-        match self.values {
-            Some((value, _)) => visit(Parameter::Value.into(), value),
-            None => Ok(()),
-        }
-    }
+/// The tensors of a launch, caches in the operator's axes: the keys and the values, each with their cache.
+fn tensors<'a>(
+    [key, key_cache]: [&'a AnyTensor; 2],
+    values: Option<[&'a AnyTensor; 2]>,
+    slots: &'a SlotMapping,
+) -> NamedTensors<'a, Parameter> {
+    let [value, value_cache] = values.map_or([None; 2], |values| values.map(Some));
+    let each = [
+        (Parameter::KeyCache, Some(key_cache)),
+        (Parameter::ValueCache, value_cache),
+        (Parameter::Key, Some(key)),
+        (Parameter::SlotMapping, Some(slots.tensor())),
+        (Parameter::Value, value),
+    ];
+    each.into_iter().filter_map(|(parameter, tensor)| Some((parameter, tensor?))).collect()
 }
 
 /// A call of ScatterPaKvCache that was checked and prepared. From [`ScatterPaKvCache::plan`].
@@ -263,13 +241,8 @@ impl Operation for ScatterOperation {
             Some((value, cache)) => Some(self.order.view(cache, value)?),
             None => None,
         };
-        let values = values.zip(value_cache.as_ref());
-        let given = LaunchTensors {
-            key,
-            key_cache: &key_cache,
-            slot_mapping: slots.tensor(),
-            values: values.map(|((value, _), cache)| (&**value, cache)),
-        };
+        let values = values.zip(value_cache.as_ref()).map(|((value, _), cache)| [&**value, cache]);
+        let given = tensors([key, &key_cache], values, slots);
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 

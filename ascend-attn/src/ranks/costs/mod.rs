@@ -14,9 +14,9 @@ use model::{Cost, Layer, MACHINES, Machine};
 /// Print what attention divided over ranks costs on paper, by published speeds of links and memory
 ///
 /// A layer of decoding with heads divided (TP), and with contexts divided over the ranks that would have copies of the
-/// same keys (DCP); and a prompt with heads (TP), rows (PCP), or rows and keys in a ring divided. Milliseconds of a layer
-/// and MiB of keys and values on each rank. Nothing is computed or measured; the book's page on ranks says which figures
-/// are published and which are assumed.
+/// same keys (DCP); and a prompt with heads (TP), rows (PCP), or rows and keys in a ring divided. Milliseconds of a
+/// layer and MiB of keys and values on each rank. Nothing is computed or measured; the book's page on ranks says which
+/// figures are published and which are assumed.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Numbers of ranks, from 1 on

@@ -15,7 +15,7 @@ use ascend_serving::{
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use crate::acts::{Act, Schedule, Turn, act, config};
+use crate::acts::{Act, Schedule, Scheduled, Turn, act, config};
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};
 
@@ -97,6 +97,14 @@ impl<'a> Engine<'a> {
             replayed: 0,
         }
     }
+}
+
+impl Scheduled for Engine<'_> {
+    type Element = bf16;
+
+    fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<bf16>) {
+        (&mut self.schedule, self.stream, self.attention.cache_mut())
+    }
 
     fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
         let mut metadata = self.schedule.metadata(turns, self.settings, pad);
@@ -158,21 +166,6 @@ impl<'a> Engine<'a> {
         }
         Ok(())
     }
-
-    fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
-        let cache = self.attention.cache_mut();
-        let turns = self.schedule.begin_step(acts, self.stream, cache);
-        if !turns.is_empty() {
-            self.step(&turns, pad)?;
-        }
-        self.schedule.end_step(acts, &turns);
-        Ok(())
-    }
-
-    fn end(mut self) {
-        let pool = self.attention.cache().pool();
-        self.schedule.end(self.stream, pool, self.settings.pad());
-    }
 }
 
 /// Steps of any acts, and those in which all requests verify as many drafts.
@@ -193,20 +186,14 @@ proptest! {
     fn requests_may_add_each_its_own_number_of_tokens(size in prop::sample::select(vec![16, 48, 128, 256]), (tokens, steps) in (1usize..6).prop_flat_map(|tokens| (Just(tokens), steps(tokens)))) {
         let stream = harness::stream();
         let mut engine = Engine::new(&stream, [causal(), windowed(), causal()], tokens, size);
-        for (acts, pad) in &steps {
-            engine.act(acts, *pad)?;
-        }
-        engine.end();
+        engine.run(&steps)?;
     }
 
     #[test]
     fn named_masks_are_those_of_the_step(size in prop::sample::select(vec![128, 256]), (tokens, steps) in (1usize..5).prop_flat_map(|tokens| (Just(tokens), steps(tokens)))) {
         let stream = harness::stream();
         let mut engine = Engine::new(&stream, [causal(), chunks(), one_ahead()], tokens, size);
-        for (acts, pad) in &steps {
-            engine.act(acts, *pad)?;
-        }
-        engine.end();
+        engine.run(&steps)?;
     }
 }
 

@@ -14,6 +14,7 @@ use ascend_serving::{
 };
 
 use super::{DIM, LATENT, ROPE, harness};
+use harness::filled;
 
 /// The reason why a step over these tensors is refused.
 fn refused(
@@ -264,8 +265,7 @@ fn tensors_of_other_decodes_are_refused() {
 #[test]
 fn tensors_of_other_shapes_are_refused_by_name_before_keys_are_written() {
     let stream = harness::stream();
-    let ones =
-        |shape: [usize; 3]| -> Tensor<bf16> { stream.upload(&vec![bf16::ONE; shape.iter().product()], shape).unwrap() };
+    let ones = |shape: [usize; 3]| -> Tensor<bf16> { filled(&stream, bf16::ONE, shape) };
     let project = |stream: &Stream, _: usize, _: LatentRows<'_, bf16>, to: &UpProjected<bf16>| -> Result<()> {
         for tensor in [&to.key, &to.key_rope, &to.value] {
             tensor.overwrite(stream, &vec![bf16::ZERO; tensor.shape().iter().product()])?;

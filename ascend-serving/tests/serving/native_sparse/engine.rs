@@ -3,7 +3,7 @@
 use approx::abs_diff_eq;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
-use ascend_serving::{AttentionShape, BatchSettings, Causality, NativeSparse, NativeTensors};
+use ascend_serving::{AttentionShape, BatchSettings, Causality, NativeBranches, NativeSparse, NativeTensors};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
@@ -110,7 +110,16 @@ impl<'a> Engine<'a> {
         let mut step = self.native.begin(self.stream, &metadata).unwrap();
         for layer in 0..LAYERS {
             let rows = LayerRows::of(self.stream, &names, layer, self.model);
-            let out = step.forward(layer, rows.tensors()).unwrap();
+            // Every other layer writes into tensors of the caller.
+            let out = match layer % 2 {
+                0 => step.forward(layer, rows.tensors()).unwrap(),
+                _ => {
+                    let branch = || Tensor::empty(self.stream.device(), [names.len(), HEADS, VALUE]).unwrap();
+                    let mut out = NativeBranches::from((branch(), branch(), branch()));
+                    step.forward_into(layer, rows.tensors(), &mut out).unwrap();
+                    out
+                }
+            };
             outputs.push([out.compressed, out.selected, out.window].map(|branch| {
                 assert_eq!(branch.shape(), [names.len(), HEADS, VALUE]);
                 branch.download(self.stream).unwrap()

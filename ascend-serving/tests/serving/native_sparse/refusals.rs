@@ -1,7 +1,7 @@
 //! What is refused, and that it is refused before anything is written.
 
 use ascend_attention::spec::{Cann, Rule, Soc};
-use ascend_attention::{Stream, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, Error, NativeSparse, NativeTensors,
@@ -12,6 +12,7 @@ use super::engine::{LayerRows, Model, native_sparse};
 use super::schedules::SMALL;
 use super::{HEADS, KEY, KV_HEADS, LAYERS, VALUE};
 use crate::harness;
+use crate::harness::filled;
 use crate::refusals::broken;
 
 /// Refused by this rule, with a text that has these words.
@@ -114,7 +115,7 @@ fn tensors_of_other_sizes_are_named_before_anything_is_written() {
     let sequence = grown(&stream, &mut native, 3);
     let step_of = metadata(&native, &sequence, 3);
     let mut step = native.begin(&stream, &step_of).unwrap();
-    let ones = |shape: &[usize]| stream.upload(&vec![bf16::ONE; shape.iter().product()], shape).unwrap();
+    let ones = |shape: &[usize]| filled(&stream, bf16::ONE, shape);
     let rows = LayerRows::of(&stream, &names(3), 0, &SMALL);
     let tensors = rows.tensors();
     let (narrow, fewer, wide) = (ones(&[3, KV_HEADS, VALUE]), ones(&[2, HEADS, KEY]), ones(&[3, HEADS, 2 * KEY]));
@@ -137,6 +138,33 @@ fn tensors_of_other_sizes_are_named_before_anything_is_written() {
     let keys = native.cache().layer(0).unwrap().key.download(&stream).unwrap();
     assert!(keys.iter().all(|x| *x == bf16::ZERO));
     run(&stream, &mut native, &sequence, 3).unwrap();
+}
+
+#[test]
+fn outputs_of_other_shapes_or_shared_memory_are_refused_before_anything_is_written() {
+    let stream = harness::stream();
+    let mut native = native_sparse(&stream, &SMALL);
+    let sequence = grown(&stream, &mut native, 3);
+    let step_of = metadata(&native, &sequence, 3);
+    let cached = native.cache().layer(0).unwrap().key.clone();
+    let mut step = native.begin(&stream, &step_of).unwrap();
+    let rows = LayerRows::of(&stream, &names(3), 0, &SMALL);
+    let empty = |shape: [usize; 3]| Tensor::<bf16>::empty(stream.device(), shape).unwrap();
+    let branch = || empty([3, HEADS, VALUE]);
+    let flat = cached.reshape([cached.len()]).unwrap();
+    let in_cache = flat.narrow(0, 0..3 * HEADS * VALUE).unwrap().reshape([3, HEADS, VALUE]).unwrap();
+    let own = branch();
+    for (branches, rule, words) in [
+        ((branch(), empty([3, HEADS, KEY]), branch()), &rules::PLAN_TENSORS, ["selected", "[3, 4, 128]"]),
+        ((branch(), branch(), empty([4, HEADS, VALUE])), &rules::PLAN_TENSORS, ["window", "[3, 4, 128]"]),
+        ((own.clone(), branch(), own.clone()), &rules::ARGUMENT_MEMORY, ["window", "compressed"]),
+        ((in_cache, branch(), branch()), &rules::ARGUMENT_MEMORY, ["compressed", "the cache"]),
+    ] {
+        refused(step.forward_into(0, rows.tensors(), &mut branches.into()), rule, &words);
+    }
+    assert!(cached.download(&stream).unwrap().iter().all(|x| *x == bf16::ZERO));
+    step.forward_into(0, rows.tensors(), &mut (branch(), branch(), branch()).into()).unwrap();
+    assert!(cached.download(&stream).unwrap().iter().any(|x| *x != bf16::ZERO));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use proptest::test_runner::TestCaseError;
 
 use super::definition::{What, attended, chosen, row};
 use super::{COUNT, HEADS, INDEX, INDEX_HEADS, INDEXERS, LATENT, LAYERS, ROPE};
-use crate::acts::{Act, Schedule, Turn};
+use crate::acts::{Schedule, Scheduled, Turn};
 
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -221,8 +221,15 @@ impl<'a> Engine<'a> {
         step.end().unwrap();
         outputs
     }
+}
 
-    /// Runs a step and checks some of its rows.
+impl Scheduled for Engine<'_> {
+    type Element = bf16;
+
+    fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<bf16>) {
+        (&mut self.schedule, self.stream, self.sparse.latents_mut())
+    }
+
     fn step(&mut self, turns: &[Turn], pad: usize) -> Result<(), TestCaseError> {
         let metadata = self.schedule.metadata(turns, self.settings, pad);
         let names = self.schedule.names(turns, pad);
@@ -254,20 +261,5 @@ impl<'a> Engine<'a> {
             }
         }
         Ok(())
-    }
-
-    pub fn act(&mut self, acts: &[Act], pad: usize) -> Result<(), TestCaseError> {
-        let cache = self.sparse.latents_mut();
-        let turns = self.schedule.begin_step(acts, self.stream, cache);
-        if !turns.is_empty() {
-            self.step(&turns, pad)?;
-        }
-        self.schedule.end_step(acts, &turns);
-        Ok(())
-    }
-
-    pub fn end(mut self) {
-        let pool = self.sparse.latents().pool();
-        self.schedule.end(self.stream, pool, self.settings.pad());
     }
 }

@@ -11,6 +11,7 @@ use ascend_serving::{
 use super::engine::{IndexRows, LayerRows, Model, sparse_latent};
 use super::{HEADS, INDEXERS, LAYERS};
 use crate::harness;
+use crate::harness::filled;
 
 const MODEL: Model = Model { block_size: 16, blocks: 8, dump: false, quantised: [false; 2] };
 
@@ -133,10 +134,7 @@ fn tensors_of_other_sizes_are_named() {
     let mut sparse = sparse_latent(&stream, &MODEL);
     let (_sequence, metadata) = request(&stream, &mut sparse);
     let mut step = sparse.begin(&stream, &metadata).unwrap();
-    let ones = |shape: &[usize]| {
-        let ones = vec![bf16::ONE; shape.iter().product()];
-        stream.upload(&ones, shape).unwrap()
-    };
+    let ones = |shape: &[usize]| filled(&stream, bf16::ONE, shape);
     let rows = IndexRows::of(&stream, &names(), 0);
     let tensors = rows.tensors();
     let (query, weights, key) = (ones(&[3, 8, 64]), ones(&[3, 4]), ones(&[3, 1, 64]));
@@ -190,6 +188,60 @@ fn tensors_of_other_sizes_are_named() {
     };
     let caches = [sparse.latents(), sparse.index_keys()];
     assert_eq!(caches.map(|cache| [0, 1].map(|layer| written(cache, layer))), [[true, false]; 2]);
+}
+
+#[test]
+fn layers_write_into_outputs_of_the_caller() {
+    let stream = harness::stream();
+    for quantised in [false, true] {
+        let model = Model { quantised: [quantised, false], ..MODEL };
+        let rows = |layer| match quantised {
+            false => LayerRows::of(&stream, &names(), layer),
+            true => LayerRows::joined(&stream, &names(), layer),
+        };
+        let [made, given] = [false, true].map(|into| {
+            let mut sparse = sparse_latent(&stream, &model);
+            let (_sequence, metadata) = request(&stream, &mut sparse);
+            let mut step = sparse.begin(&stream, &metadata).unwrap();
+            let choices = [0, 1].map(|indexer| choose(&mut step, &stream, indexer));
+            let mut output = Tensor::empty(stream.device(), [TOKENS, HEADS, 512]).unwrap();
+            let layers = (0..LAYERS).map(|layer| {
+                let rows = rows(layer);
+                let inputs = rows.tensors(&choices[layer.min(1)]);
+                match into {
+                    true => step.forward_into(layer, inputs, &mut output).unwrap(),
+                    false => output = step.forward(layer, inputs).unwrap(),
+                }
+                output.download(&stream).unwrap()
+            });
+            layers.collect::<Vec<_>>()
+        });
+        assert_eq!(made, given);
+    }
+}
+
+#[test]
+fn outputs_of_other_shapes_or_shared_memory_are_refused_before_anything_is_written() {
+    let stream = harness::stream();
+    let mut sparse = sparse_latent(&stream, &MODEL);
+    let (_sequence, metadata) = request(&stream, &mut sparse);
+    let cached = sparse.latents().layer(0).unwrap().key.clone();
+    let mut step = sparse.begin(&stream, &metadata).unwrap();
+    let choice = choose(&mut step, &stream, 0);
+    let rows = LayerRows::of(&stream, &names(), 0);
+    let inputs = rows.tensors(&choice);
+    let empty = |shape: &[usize]| Tensor::<bf16>::empty(stream.device(), shape).unwrap();
+    let wide = empty(&[TOKENS, 2 * HEADS, 512]);
+    for wrong in [empty(&[TOKENS, HEADS, 128]), empty(&[TOKENS + 1, HEADS, 512]), wide.narrow(1, 0..HEADS).unwrap()] {
+        refused(step.forward_into(0, inputs, &mut wrong.clone()), &rules::PLAN_TENSORS, &["output", "[3, 2, 512]"]);
+    }
+    let in_cache = cached.reshape([cached.len() / 1024, HEADS, 512]).unwrap().narrow(0, 0..TOKENS).unwrap();
+    for (mut shared, words) in [(rows.query.clone(), "query"), (in_cache, "the cache")] {
+        refused(step.forward_into(0, inputs, &mut shared), &rules::ARGUMENT_MEMORY, &["output", words]);
+    }
+    assert!(cached.download(&stream).unwrap().iter().all(|x| *x == bf16::ZERO));
+    step.forward_into(0, inputs, &mut empty(&[TOKENS, HEADS, 512])).unwrap();
+    assert!(cached.download(&stream).unwrap().iter().any(|x| *x != bf16::ZERO));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::engine::{Engine, IndexRows, LayerRows, Model, sparse_latent};
 use super::{COUNT, INDEXERS, LAYERS};
-use crate::acts::{Act, act, config};
+use crate::acts::{Act, Scheduled, act, config};
 use crate::harness;
 use crate::quantised_caches::ascend_950;
 
@@ -36,10 +36,7 @@ proptest! {
         if captured && model.quantised == [false; 2] {
             engine = engine.captured();
         }
-        for (acts, pad) in &steps {
-            engine.act(acts, *pad)?;
-        }
-        engine.end();
+        engine.run(&steps)?;
     }
 }
 

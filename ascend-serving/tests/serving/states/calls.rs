@@ -11,10 +11,10 @@ use ascend_serving::{AttentionShape, Causality};
 
 use super::recorder::{self, Said};
 use super::{Table, bare, bf16s, compressed, ints};
+use crate::harness::filled;
 
 fn ones(table: &Table, shape: &[usize]) -> Tensor<bf16> {
-    let ones = vec![bf16::ONE; shape.iter().product()];
-    table.stream.upload(&ones, shape).unwrap()
+    filled(&table.stream, bf16::ONE, shape)
 }
 
 /// A vision tower with heads of 80: packed images without a mask, filled up to the size that the contract names, with

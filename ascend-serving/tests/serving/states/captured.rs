@@ -8,6 +8,7 @@ use ascend_serving::{AttentionShape, Causality};
 
 use super::Table;
 use super::recorder::{self, Said};
+use crate::harness::filled;
 
 const LAYERS: usize = 2;
 
@@ -38,10 +39,7 @@ fn captured_calls_say_what_eager_ones_say() {
             .kv_heads(2)
             .scale(shape.scale)
             .mask(causality.mask(&stream.device().masks()).unwrap());
-        let ones = |shape: [usize; 3]| {
-            let ones = vec![bf16::ONE; shape.iter().product()];
-            stream.upload(&ones, shape).unwrap()
-        };
+        let ones = |shape: [usize; 3]| filled(stream, bf16::ONE, shape);
         let output = || Output { attention: Tensor::empty(stream.device(), [2, 4, 128]).unwrap(), softmax_lse: None };
         let buffers = Buffers {
             query: ones([2, 4, 128]),

@@ -12,7 +12,7 @@ pub use row_block::{BlockFault, BlockFaultKind, RowBlock};
 
 use crate::Cann::{V9_0, V9_1};
 use crate::DType::Float;
-use crate::contract::{CallContract, checked_for, described_by};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
 use crate::{Dims, Target, TensorDesc, Violation};
 
@@ -91,24 +91,15 @@ impl CallContract for BlockSparseAttention {
         arguments.softmax_lse = arguments.softmax_lse.or(lse);
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        let Ok(problem) = call.check(target) else {
-            return Ok(());
-        };
-        let mask = integers(Parameter::BlockSparseMask.name());
+    contents_checked_for! { target, |call, problem, integers| {
+        let mask = integers(Parameter::BlockSparseMask);
         let mask: Vec<u8> = mask.iter().map(|&byte| byte as u8).collect();
         // A call that is only described has no bytes.
         match mask.len() < problem.mask_bytes() {
             true => Ok(()),
             false => problem.checked_mask(&call, Some(&mask)),
         }
-    }
+    } }
 
     fn lint_contents(
         arguments: &Self::Arguments,

@@ -22,9 +22,7 @@ rules! {
         "query is FLOAT16 or BF16, key, value and attentionOut have its dtype, blockSparseMask is INT8, and softmaxLse "
         "FLOAT",
         "convert the named tensor to one of the allowed dtypes";
-    FORMAT = "block_sparse.format", PARAM_INVALID, V1, "BlockSparseAttention documentation, parameters",
-        "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-        "describe the tensor as ND, with a shape that memory can hold";
+    format of "block_sparse", PARAM_INVALID, "BlockSparseAttention documentation, parameters";
     LAYOUT = "block_sparse.layout", PARAM_INVALID, V1, "BlockSparseAttention API, layouts",
         "qInputLayout is TND, BNSD or from 9.1 on BSND, and kvInputLayout the same",
         "spell the layouts as CANN does, and order keys and values as queries";
@@ -124,17 +122,8 @@ rules! {
         "BlockSparseAttention tiling, maskType",
         "maskType is 0, which the operator does not check",
         "pass 0";
-    SCALE = "block_sparse.scale_finite", Lint("only numbers change"), V1, "BlockSparseAttention documentation, scaleValue",
-        "scaleValue is a finite number in 32 bits",
-        "pass the factor of the scores, usually one over the root of the head dimension";
-    SCALE_ZERO = "block_sparse.scale_zero", Lint("only numbers change"), V1,
-        "BlockSparseAttention documentation, scaleValue",
-        "scaleValue is not 0 in 32 bits",
-        "pass one over the root of the head dimension: with 0 all keys of the blocks weigh alike";
-    SCALE_INVERSE = "block_sparse.scale_inverse", Lint("only numbers change"), V1,
-        "BlockSparseAttention documentation, scaleValue",
-        "scaleValue is neither the head dimension nor its root",
-        "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
+    scale of "block_sparse", "BlockSparseAttention", "scores", "usually one over the root of the head dimension",
+        "the head dimension", "the head dimension: with 0 all keys of the blocks weigh alike";
     ROWS_WITHOUT_KEYS = "block_sparse.rows_without_keys", Lint("such rows of the outputs keep what was there"), V1,
         "BlockSparseAttention kernel, blockSparseMask",
         "blockSparseMask names a block of keys for each block of rows",

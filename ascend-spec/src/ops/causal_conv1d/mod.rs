@@ -18,7 +18,7 @@ pub mod rules;
 pub use problem::{ConvContents, ConvFault, ConvProblem, ConvRun};
 
 use crate::Cann::{V8_5, V9_0};
-use crate::contract::{CallContract, checked_for, described_by};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
 use crate::{Dims, Target, TensorDesc, Violation};
 use rules::{LEFT_OUT, SHARED};
@@ -77,19 +77,11 @@ impl CallContract for CausalConv1d {
         arguments.y = arguments.y.or_else(|| arguments.call().output());
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target) else {
-            return Ok(());
-        };
-        let [starts, lines, history, accepted] = CausalConvCall::CONTENTS.map(|parameter| integers(parameter.name()));
+    contents_checked_for! { target, |_, problem, integers| {
+        let [starts, lines, history, accepted] = CausalConvCall::CONTENTS.map(integers);
         let contents = ConvContents { starts: &starts, lines: &lines, history: &history, accepted: &accepted };
         problem.check_contents(contents, &[LEFT_OUT.id, SHARED.id])
-    }
+    } }
 }
 
 impl CausalConvCall {

@@ -2,11 +2,10 @@
 
 use super::rules::{CONTENTS, LEFT_OUT, SHARED};
 use super::{CausalConvCall, Parameter};
-use crate::content_fault::{ContentFault, check_faults};
+use crate::content_fault::{ContentFault, check_faults, shown_by_texts};
 use crate::operator::WalkedTensors;
 use crate::{Dims, Rule, TensorDesc, Violation};
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 
 /// A call of CausalConv1d that holds every rule, resolved.
@@ -155,12 +154,7 @@ impl ContentFault for ConvFault {
     }
 }
 
-impl fmt::Display for ConvFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [given, allowed] = self.texts();
-        write!(f, "{given}, allowed: {allowed}")
-    }
-}
+shown_by_texts! { ConvFault }
 
 impl ConvProblem {
     /// Whether nothing is written.

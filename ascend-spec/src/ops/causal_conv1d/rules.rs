@@ -18,9 +18,7 @@ rules! {
         "x, weight, bias, convStates and y are all FLOAT16 or all BF16, queryStartLoc, cacheIndices and "
         "numAcceptedTokens INT32, initialStateMode BOOL, INT32 or INT64",
         "convert the named tensor to one of the allowed dtypes";
-    FORMAT = "causal_conv.format", TILING_ERROR, V1, "CausalConv1d package, formats",
-        "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-        "describe the tensor as ND, with a shape that memory can hold";
+    format of "causal_conv", TILING_ERROR, "CausalConv1d package, formats";
     CONTIGUOUS = "causal_conv.contiguous", TILING_ERROR, V1, "CausalConv1d package, which does not say",
         "convStates and y are contiguous: what a build of the package does with views of them is not known",
         "pass tensors of their own, and copy to where the view is";

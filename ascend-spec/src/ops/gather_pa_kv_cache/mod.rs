@@ -13,7 +13,7 @@ pub use arguments::{Argument, Arguments, GatherCall, Parameter};
 pub use problem::{GatherProblem, Source};
 
 use crate::Cann::V8_5;
-use crate::contract::{CallContract, described_by, each_lint};
+use crate::contract::{CallContract, contents_checked_for, described_by, each_lint};
 use crate::operator::{OperatorVersion, versions};
 use crate::{Dims, Target, TensorDesc, Violation};
 
@@ -52,16 +52,8 @@ impl CallContract for GatherPaKvCache {
         arguments.value = arguments.value.or_else(|| rows(arguments.value_cache, "value"));
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target.soc) else {
-            return Ok(());
-        };
-        let [table, lengths, offsets] = ["block_tables", "seq_lens", "seq_offset"].map(integers);
+    contents_checked_for! { target.soc, |_, problem, integers| {
+        let [table, lengths, offsets] = [Parameter::BlockTables, Parameter::SeqLens, Parameter::SeqOffset].map(integers);
         let mut wrong = None;
         problem.sources(&table, &lengths, &offsets, &mut |source| match source {
             Source::Row { .. } => {}
@@ -74,5 +66,5 @@ impl CallContract for GatherPaKvCache {
                 format_args!("{} blocks, {} rows of outputs", problem.blocks, problem.tokens),
             )),
         }
-    }
+    } }
 }

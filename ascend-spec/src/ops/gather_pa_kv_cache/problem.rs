@@ -71,6 +71,11 @@ pub enum Source {
 }
 
 impl GatherProblem {
+    /// Whether there is no row to copy.
+    pub fn is_idle(&self) -> bool {
+        self.tokens == 0
+    }
+
     /// Calls `visit` with the source of every row that the call copies. Where the numbers are wrong it calls `visit`
     /// once for a sequence with the fault, and leaves out the rest of that sequence. `table`, `lengths` and `offsets`
     /// are the contents of the tensors; missing numbers count as 0. No row is visited twice, whatever the numbers

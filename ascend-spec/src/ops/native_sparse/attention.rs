@@ -29,9 +29,7 @@ macro_rules! nsa_attention_rules {
                 "query is FLOAT16 or BF16, key, value and output have its dtype, and blockTable and the blocks that "
                 "are selected are INT32",
                 "convert the named tensor to one of the allowed dtypes";
-            FORMAT = $id ".format", PARAM_INVALID, V1, $operator " documentation, parameters",
-                "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-                "describe the tensor as ND, with a shape that memory can hold";
+            format of $id, PARAM_INVALID, $operator " documentation, parameters";
             LAYOUT = $id ".layout", PARAM_INVALID, V1, $operator " documentation, layout",
                 "layout is " $layouts,
                 "spell the layout as CANN does";
@@ -71,16 +69,8 @@ macro_rules! nsa_attention_rules {
                 $operator " documentation, actualQSeqLen",
                 "query rows all belong to a sequence",
                 "give a query of as many rows as each sequence has";
-            SCALE = $id ".scale_finite", Lint("only numbers change"), V1, $operator " documentation, scaleValue",
-                "scaleValue is a finite number in 32 bits",
-                "pass the factor of the scores, usually one over the root of the head dimension";
-            SCALE_ZERO = $id ".scale_zero", Lint("only numbers change"), V1, $operator " documentation, scaleValue",
-                "scaleValue is not 0 in 32 bits",
-                "pass one over the root of the head dimension: with 0 all tokens weigh alike";
-            SCALE_INVERSE = $id ".scale_inverse", Lint("only numbers change"), V1,
-                $operator " documentation, scaleValue",
-                "scaleValue is neither the head dimension nor its root",
-                "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
+            scale of $id, $operator, "scores", "usually one over the root of the head dimension", "the head dimension",
+                "the head dimension: with 0 all tokens weigh alike";
             CONTENTS = $id ".contents", Overrun("tokens of other memory are read"), V1, $operator " kernel, blockTable",
                 "blockTable has a block of the cache for each token",
                 "take lengths and table of one batch and one cache";

@@ -25,9 +25,7 @@ macro_rules! compression_rules {
             DTYPE = $id ".dtype", PARAM_INVALID, V1, $operator " documentation, dtypes",
                 "input is FLOAT16 or BF16, weight and the output have its dtype, and tensors of numbers are INT32",
                 "convert the named tensor to one of the allowed dtypes";
-            FORMAT = $id ".format", PARAM_INVALID, V1, $operator " documentation, parameters",
-                "tensors are in a plain format such as ND, with dimensions of at least 0 whose bytes can be addressed",
-                "describe the tensor as ND, with a shape that memory can hold";
+            format of $id, PARAM_INVALID, $operator " documentation, parameters";
             LAYOUT = $id ".layout", PARAM_INVALID, V1, $operator " documentation, layout",
                 "layout is TND",
                 "spell the layout as CANN does";

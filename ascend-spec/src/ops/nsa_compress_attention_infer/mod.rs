@@ -12,9 +12,9 @@ use super::native_sparse::{Compression, NsaAttention};
 use super::sparse_sequences::{SparseSequence, checked_contents};
 use crate::Cann::V8_5;
 use crate::DType::Int32;
-use crate::contract::{CallContract, checked_for, described_by};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 use std::ops::Range;
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
@@ -86,19 +86,10 @@ impl CallContract for NsaCompressAttentionInfer {
         arguments.top_k_output = arguments.top_k_output.or(Some(selected));
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        let Ok(problem) = call.check(target) else {
-            return Ok(());
-        };
-        let numbers = call.numbers(&problem, integers(Parameter::BlockTable.name()));
+    contents_checked_for! { target, |call, problem, integers| {
+        let numbers = call.numbers(&problem, integers(Parameter::BlockTable));
         checked_contents(&problem.attention.sequences, &numbers, &rules::CONTENTS)
-    }
+    } }
 }
 
 /// A call of NsaCompressAttentionInfer that holds every rule, resolved.

@@ -10,9 +10,9 @@ use super::native_sparse::Compression;
 use super::scatter_pa_kv_cache::{SlotFault, numbered_slot_faults};
 use super::sparse_sequences::{SparseContents, SparseSequence, SparseSequences, TokenLayout};
 use crate::Cann::V8_5;
-use crate::contract::{CallContract, checked_for, described_by};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 use std::fmt;
 
 /// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
@@ -65,24 +65,15 @@ impl CallContract for NsaCompressWithCache {
 
     fn imply_outputs(_: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {}
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        let Ok(problem) = call.check(target) else {
-            return Ok(());
-        };
-        let [slots, table] = [Parameter::SlotMapping, Parameter::BlockTable].map(|of| integers(of.name()));
+    contents_checked_for! { target, |call, problem, integers| {
+        let [slots, table] = [Parameter::SlotMapping, Parameter::BlockTable].map(integers);
         let numbers = call.numbers(&problem, table);
         let mut wrong = None;
         problem.faults(SparseContents::of(&numbers), &slots, &mut |fault| wrong = wrong.take().or(Some(fault)));
         wrong.map_or(Ok(()), |fault| {
             Err(rules::CONTENTS.broken(fault, "slots and blocks of the caches, each slot once"))
         })
-    }
+    } }
 }
 
 /// A call of NsaCompressWithCache that holds every rule, resolved.

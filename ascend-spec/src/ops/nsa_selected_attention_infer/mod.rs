@@ -9,9 +9,9 @@ pub mod rules;
 use super::native_sparse::NsaAttention;
 use super::sparse_sequences::checked_contents;
 use crate::Cann::V8_5;
-use crate::contract::{CallContract, checked_for, described_by};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 use std::fmt;
 use std::ops::Range;
 
@@ -73,19 +73,10 @@ impl CallContract for NsaSelectedAttentionInfer {
         arguments.output = arguments.output.or_else(|| arguments.call().attention());
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        let Ok(problem) = call.check(target) else {
-            return Ok(());
-        };
-        let numbers = call.numbers(&problem, integers(Parameter::BlockTable.name()));
+    contents_checked_for! { target, |call, problem, integers| {
+        let numbers = call.numbers(&problem, integers(Parameter::BlockTable));
         checked_contents(&problem.attention.sequences, &numbers, &rules::CONTENTS)
-    }
+    } }
 }
 
 /// A call of NsaSelectedAttentionInfer that holds every rule, resolved.

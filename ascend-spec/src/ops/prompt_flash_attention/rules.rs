@@ -37,8 +37,8 @@ path_rules! {
     DIM = "prompt.head_dim", PARAM_INVALID, V1, "PromptFlashAttention documentation, head dimension",
         "the query's head dimension is from 1 to 512 and the value's at most 512; the query's is not above the value's \
          where the output is INT8, nor outside of TND where it is above 128",
-        "pad the value's head dimension with zeros; check that D is the width of one head: no call of the operator computes "
-        "heads longer than 512, and parts of a head are no heads";
+        "pad the value's head dimension with zeros; check that D is the width of one head: no call of the operator "
+        "computes heads longer than 512, and parts of a head are no heads";
     FORMAT = "prompt.format", PARAM_INVALID, V1, "PromptFlashAttention documentation, formats",
         "query, key, value and attentionOut are in a plain format such as ND or NCHW",
         "describe the tensor as ND";

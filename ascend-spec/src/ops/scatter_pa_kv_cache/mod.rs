@@ -19,7 +19,7 @@ pub const NORM: &str = "Norm";
 pub const PA_NZ: &str = "PA_NZ";
 
 use crate::Cann::V8_1;
-use crate::contract::{CallContract, described_by, each_lint};
+use crate::contract::{CallContract, contents_checked_for, described_by, each_lint};
 use crate::operator::{OperatorVersion, versions};
 use crate::{Dims, Target, TensorDesc, Violation};
 
@@ -52,20 +52,12 @@ impl CallContract for ScatterPaKvCache {
 
     fn imply_outputs(_: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {}
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        let Ok(problem) = arguments.call().check(target.soc) else {
-            return Ok(());
-        };
+    contents_checked_for! { target.soc, |_, problem, integers| {
         let mut wrong = None;
-        let slots = integers(Parameter::SlotMapping.name());
+        let slots = integers(Parameter::SlotMapping);
         slot_faults(&slots, problem.slots(), &mut |fault| {
             wrong = wrong.or(Some(fault).filter(|fault| fault.rule().overruns));
         });
         wrong.map_or(Ok(()), |fault| Err(fault.violation()))
-    }
+    } }
 }

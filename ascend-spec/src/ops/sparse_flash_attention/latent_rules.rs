@@ -34,20 +34,9 @@ macro_rules! latent_rules {
                 VALUE = $id ".value", Lint("values are read from key"), V1, $operator " kernel, value",
                     "value is described as key is",
                     "pass the same tensor as key and as value";
-                SCALE = $id ".scale_finite", Lint("only numbers change"), V1,
-                    $operator " documentation, scaleValue",
-                    "scaleValue is a finite number in 32 bits",
-                    "pass the factor of the scores, with heads of 128 elements and 64 rotary ones one over the root "
-                    "of 192";
-                SCALE_ZERO = $id ".scale_zero", Lint("only numbers change"), V1,
-                    $operator " documentation, scaleValue",
-                    "scaleValue is not 0 in 32 bits",
-                    "pass one over the root of 192, for heads of 128 elements and 64 rotary ones: with 0 all chosen "
-                    "keys weigh alike";
-                SCALE_INVERSE = $id ".scale_inverse", Lint("only numbers change"), V1,
-                    $operator " documentation, scaleValue",
-                    "scaleValue is neither the head dimension nor its root",
-                    "pass one over the root: the operator multiplies scores by scaleValue, it does not divide";
+                scale of $id, $operator, "scores",
+                    "with heads of 128 elements and 64 rotary ones one over the root of 192", "the head dimension",
+                    "192, for heads of 128 elements and 64 rotary ones: with 0 all chosen keys weigh alike";
                 NONE_CHOSEN = $id ".none_chosen", Lint("all rows are zeros"), V1,
                     $operator " kernel, sparseIndices",
                     "lists of blocks have at least one entry",

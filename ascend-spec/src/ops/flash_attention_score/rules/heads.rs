@@ -22,8 +22,8 @@ rules! {
         "pad the heads of query and key with zeros";
     DIM_MAX = "flash.head_dim_max", PARAM_INVALID, V1, "FlashAttentionScore documentation, head dimension",
         "the head dimension is at most 768",
-        "check that D is the width of one head: no call of the operator computes longer heads, and parts of a head are no "
-        "heads";
+        "check that D is the width of one head: no call of the operator computes longer heads, and parts of a head are "
+        "no heads";
     HIDDEN = "flash.hidden_size", PARAM_NULLPTR, V1, "FlashAttentionScore tiling, shapes",
         "the hidden size of query is a multiple of headNum",
         "pass headNum as the number of query heads";

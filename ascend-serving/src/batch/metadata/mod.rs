@@ -1,24 +1,23 @@
 //! The lengths, slots and block table that the attention calls of one step share.
 
+mod sequences;
+
 use std::iter;
 use std::ops::Range;
-use std::sync::Arc;
 
 use ascend_attention::Violation;
 use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::ops::fused_infer_attention_score::FiaCall;
 
 use crate::causality::Causality;
-use crate::kv::{
-    BlockPool, BlocksOfRequest, CacheEntry, CachedRows, CopiesIn, PadPolicy, PageTable, PoolId, RequestState, Sequence,
-    SequenceStamp, StepProgress, StepTokens, UnusableBlock, WeakState, check_slots, fill_slots, uncopied, written_over,
-};
+use crate::kv::{BlockPool, CachedRows, PadPolicy, PageTable, PoolId, Sequence, check_slots, fill_slots, written_over};
 use crate::rules;
 
 use super::BatchSettings;
 use super::layer_mask::{LayerMask, MaskedRequest};
-use super::request::{BatchRequest, columns, shared_block};
+use super::request::{BatchRequest, columns};
 use super::state::AttentionState;
+use sequences::{SequenceState, Sequences};
 
 /// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots
 /// cannot belong to different batches.
@@ -53,59 +52,6 @@ pub struct AttentionMetadata {
     /// The metadata of the other groups of layers.
     pub(super) others: Vec<AttentionMetadata>,
 }
-
-/// A request as layers of linear attention see it.
-pub(crate) struct RecurrentRequest<'a> {
-    pub(crate) new: usize,
-    /// Drafts among the new tokens.
-    pub(crate) drafts: usize,
-    /// All tokens in front of the new ones, also those that were given back.
-    pub(crate) cached: usize,
-    /// The state of its sequence, if that has one.
-    pub(crate) state: Option<&'a WeakState>,
-}
-
-/// For each request its sequence as it was when the step was made, or none. It takes no part in comparing steps: all
-/// compare equal.
-#[derive(Clone, Debug, Default)]
-struct Sequences {
-    /// The pool of the latest sequences.
-    pool: Option<BlockPool>,
-    states: Vec<Option<SequenceState>>,
-}
-
-/// A sequence as it was when a step was made.
-#[derive(Clone, Debug)]
-struct SequenceState {
-    stamp: SequenceStamp,
-    given_back: usize,
-    /// Whether the step may compute tokens that are computed already.
-    recompute: bool,
-    /// The pool's count of departures ([`BlockPool::departures`]) at that time.
-    pool_departures: u64,
-    /// Its state in layers of linear attention.
-    state: Option<WeakState>,
-}
-
-impl SequenceState {
-    fn new(sequence: &Sequence, recompute: bool) -> Self {
-        Self {
-            stamp: sequence.stamp(),
-            given_back: sequence.given_back(),
-            recompute,
-            pool_departures: sequence.pool().departures(),
-            state: sequence.state().map(RequestState::downgrade),
-        }
-    }
-}
-
-impl PartialEq for Sequences {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Sequences {}
 
 impl AttentionMetadata {
     /// Most query tokens of a step, padding included: no call takes more packed rows.
@@ -311,128 +257,6 @@ impl AttentionMetadata {
         Ok(())
     }
 
-    /// Refuses a step whose blocks are of another pool, and settings of another cache.
-    pub(crate) fn check_pool(&self, pool: &BlockPool) -> Result<(), Violation> {
-        self.settings.check(pool)?;
-        let own = pool.id();
-        match self.pool.filter(|other| *other != own) {
-            None => Ok(()),
-            Some(other) => Err(rules::TABLE_POOL.broken(format_args!("a step of {other}"), own)),
-        }
-    }
-
-    /// Refuses a step whose sequences gave up blocks since it was made, or share blocks that the step writes.
-    pub(crate) fn check_blocks(&self, pool: &BlockPool) -> Result<(), Violation> {
-        let sequences = self.sequences.states.iter();
-        let rows = sequences.zip(self.used_blocks()).zip(self.new_and_cached());
-        let rows = rows.enumerate();
-        let rows = rows.filter_map(|(request, ((sequence, used), (_, cached)))| {
-            let (read, written) = used.split_at(cached / self.settings.block_size);
-            let sequence = sequence.as_ref()?;
-            Some(BlocksOfRequest {
-                request,
-                departures: sequence.pool_departures,
-                recompute: sequence.recompute,
-                read,
-                written,
-            })
-        });
-        match pool.unusable(rows) {
-            None => Ok(()),
-            Some(UnusableBlock { request, block, is_shared: true }) => {
-                let mut all = self.step_tokens();
-                let tokens = all.find_map(|(place, tokens)| (place == request).then_some(tokens));
-                Err(shared_block(pool, request, block, tokens.as_ref()))
-            }
-            Some(UnusableBlock { block, .. }) => Err(rules::BLOCK_GIVEN_BACK.broken(
-                format_args!("block {block}, which a sequence gave up since the metadata was made"),
-                "blocks that the step's sequences hold",
-            )),
-        }
-    }
-
-    /// Begins to record what the step computes, in one cache of a pool. Call it after
-    /// [`begin_step`](BlockPool::begin_step), which keeps blocks that go back later.
-    ///
-    /// # Errors
-    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
-    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
-    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS),
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
-    pub(crate) fn begin_progress(&self, cache: &Arc<CacheEntry>) -> Result<StepProgress, Violation> {
-        self.begin_progress_in(cache.pool(), Some(cache))
-    }
-
-    /// The pool of the sequences; `None` for requests without sequences.
-    pub(crate) fn pool_of_sequences(&self) -> Option<&BlockPool> {
-        self.sequences.pool.as_ref()
-    }
-
-    /// Begins to record what the step computes in every cache of the sequences' pool. Requests without sequences are
-    /// left out.
-    ///
-    /// # Errors
-    /// As for [`begin_progress`](Self::begin_progress) and [`check_copies_queued`](Self::check_copies_queued).
-    pub(crate) fn begin_progress_in_all(&self) -> Result<Option<StepProgress>, Violation> {
-        let Some(pool) = self.pool_of_sequences() else {
-            return Ok(None);
-        };
-        let progress = self.begin_progress_in(pool, None)?;
-        self.check_copies_queued(pool, CopiesIn::AnyCache)?;
-        Ok(Some(progress))
-    }
-
-    fn begin_progress_in(&self, pool: &BlockPool, cache: Option<&Arc<CacheEntry>>) -> Result<StepProgress, Violation> {
-        // First, since a sequence that was dropped has given its blocks back, and that refusal says more than the one
-        // of the progress table.
-        self.check_blocks(pool)?;
-        StepProgress::begin(pool, cache, self.step_tokens())
-    }
-
-    /// Refuses a step with blocks whose copies are still to be queued.
-    pub(crate) fn check_copies_queued(&self, pool: &BlockPool, copies: CopiesIn<'_>) -> Result<(), Violation> {
-        match pool.first_uncopied(self.sequence_blocks(), copies) {
-            None => Ok(()),
-            Some(block) => Err(uncopied(format_args!("block {block} of the step"))),
-        }
-    }
-
-    /// The blocks of the requests with sequences.
-    pub(crate) fn sequence_blocks(&self) -> impl Iterator<Item = usize> {
-        let rows = self.sequences.states.iter().zip(self.used_blocks());
-        let rows = rows.filter_map(|(sequence, used)| sequence.as_ref().and(Some(used)));
-        rows.flatten().copied()
-    }
-
-    /// The blocks of each request, dummies included.
-    fn used_blocks(&self) -> impl Iterator<Item = &[usize]> {
-        let rows = self.table.rows().zip(self.kv_lengths.lengths());
-        rows.map(|(row, len)| &row[..self.columns(*len)])
-    }
-
-    /// The tokens of each request with a sequence, counted from the sequence's first one.
-    pub(crate) fn step_tokens(&self) -> impl Iterator<Item = (usize, StepTokens)> {
-        let lengths = self.kv_lengths.lengths().iter().zip(self.new_and_cached());
-        let all = self.sequences.states.iter().zip(lengths).enumerate();
-        all.filter_map(|(request, (sequence, (len, (_, cached))))| {
-            let &SequenceState { stamp, given_back, recompute, .. } = sequence.as_ref()?;
-            let tokens = StepTokens { stamp, cached: given_back + cached, len: given_back + len, recompute };
-            Some((request, tokens))
-        })
-    }
-
-    /// What layers of linear attention compute of each request, without the dummies.
-    pub(crate) fn recurrent_requests(&self) -> impl Iterator<Item = RecurrentRequest<'_>> {
-        let requests = self.sequences.states.iter().zip(&self.drafts).zip(self.new_and_cached());
-        requests.map(|((sequence, &drafts), (new, cached))| RecurrentRequest {
-            new,
-            drafts,
-            cached: sequence.as_ref().map_or(0, |sequence| sequence.given_back) + cached,
-            state: sequence.as_ref().and_then(|sequence| sequence.state.as_ref()),
-        })
-    }
-
     /// The settings that all requests share.
     pub fn settings(&self) -> &BatchSettings {
         &self.settings
@@ -618,103 +442,4 @@ impl AttentionMetadata {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-mod tests {
-
-    use super::super::RecordedBatch;
-    use super::super::example::{request, settings};
-    use super::*;
-    use crate::kv::{Audit, AuditRequest};
-    use proptest::prelude::*;
-
-    #[test]
-    fn a_mixed_batch() {
-        let requests = [request(5, 1, &[3, 9]), request(2, 4, &[7, 1, 50])];
-        let metadata = AttentionMetadata::new(&requests, settings()).unwrap();
-        assert_eq!(metadata.state(), AttentionState::ChunkedPrefill);
-        assert_eq!(metadata.q_ends().ends(), [1, 5]);
-        assert_eq!(metadata.kv_lengths().lengths(), [6, 6]);
-        assert_eq!(metadata.slots(), [37, 30, 31, 4, 5]);
-        assert_eq!(metadata.table().blocks(), [3, 9, 7, 1]);
-        assert_eq!((metadata.decodes(), metadata.decode_tokens()), (1, 1));
-        assert!(metadata.decodes_lead());
-        assert_eq!((metadata.prefills(), metadata.prefill_tokens()), (1, 4));
-    }
-
-    #[test]
-    fn the_first_fault_is_named() {
-        let rule = |requests: &[BatchRequest<'_>]| AttentionMetadata::new(requests, settings()).unwrap_err().rule;
-        let good = request(5, 1, &[3, 9]);
-        assert_eq!(rule(&[]), &rules::BATCH_EMPTY);
-        assert_eq!(rule(&[good, request(5, 0, &[3])]), &rules::BATCH_EMPTY);
-        assert_eq!(rule(&[good.drafts(1)]), &rules::DRAFT_COUNT);
-        assert_eq!(rule(&[request(usize::MAX, 1, &[3])]), &rules::LENGTHS_OVERFLOW);
-        assert_eq!(rule(&[request(7, 2, &[3, 9])]), &rules::TABLE_ROW);
-        assert_eq!(rule(&[request(7, 1, &[3, 64])]), &rules::TABLE_BLOCK);
-        assert_eq!(rule(&[request(11, 1, &[3, 5, 3])]), &rules::TABLE_REPEATED);
-        assert_eq!(rule(&[good, good]), &rules::SLOT_DUPLICATE);
-        let dump = BatchSettings { pad: PadPolicy::DumpSlot(37), ..settings() };
-        let error = AttentionMetadata::new(&[good], dump).unwrap_err();
-        assert_eq!(error.rule, &rules::SLOT_DUMP);
-    }
-
-    #[test]
-    fn a_refused_batch_leaves_nothing_behind() {
-        let good = request(5, 1, &[3, 9]);
-        let mut metadata = AttentionMetadata::new(&[good], settings()).unwrap();
-        assert!(metadata.renew(&[good, good]).is_err());
-        assert_eq!((metadata.requests(), metadata.tokens()), (0, 0));
-        assert!(metadata.slots().is_empty() && metadata.table().requests() == 0);
-    }
-
-    proptest! {
-        /// Whatever the batch: recording loses nothing, renewing is making anew, and padding leaves the requests
-        /// alone.
-        #[test]
-        fn metadata_of_any_batch(
-            lengths in prop::collection::vec((0usize..30, 1usize..20, any::<usize>()), 1..8),
-            more in 0usize..70,
-        ) {
-            let mut rows = Vec::new();
-            let mut block = 0;
-            for (cached, new, _) in &lengths {
-                let blocks = (cached + new).div_ceil(4);
-                rows.push((block..block + blocks).collect::<Vec<usize>>());
-                block += blocks;
-            }
-            let requests = lengths.iter().zip(&rows).map(|((cached, new, drafts), row)| {
-                let prompt_len = (drafts % 3 > 0).then_some(cached + drafts % 50);
-                BatchRequest::in_row(row, *cached, *new).drafts(drafts % new).prompt_len(prompt_len)
-            });
-            let requests: Vec<_> = requests.collect();
-            let settings = BatchSettings { blocks: 128, ..settings() };
-            let metadata = AttentionMetadata::new(&requests, settings).unwrap();
-            let recorded = RecordedBatch::new(settings, &requests);
-            let read = RecordedBatch::from_json(&recorded.to_json()).unwrap();
-            prop_assert_eq!(&read, &recorded);
-            prop_assert_eq!(&read.metadata().unwrap(), &metadata);
-            let mut again = AttentionMetadata::new(&[request(5, 1, &[3, 9])], settings).unwrap();
-            again.renew(&read.requests()).unwrap();
-            prop_assert_eq!(&again, &metadata);
-            again.pad_to(metadata.tokens() + more).unwrap();
-            prop_assert_eq!(again.tokens(), metadata.tokens() + more);
-            prop_assert_eq!(again.slots().len(), again.tokens());
-            prop_assert_eq!(&again.q_ends().ends()[..lengths.len()], metadata.q_ends().ends());
-            prop_assert_eq!(again.kv_lengths().lengths().len(), again.table().requests());
-            let q = again.q_ends().per_request();
-            for (q, kv) in q.lengths().iter().zip(again.kv_lengths().lengths()).skip(lengths.len()) {
-                prop_assert!(*q == *kv && (1..=16).contains(q));
-            }
-            let audit = |r: &BatchRequest<'_>| AuditRequest::new(r.cached, r.new);
-            let audit = Audit {
-                blocks: 128,
-                block_size: 4,
-                pad: settings.pad,
-                requests: &requests.iter().map(audit).collect::<Vec<_>>(),
-                table: again.table(),
-                slots: again.slots(),
-            };
-            prop_assert_eq!(audit.check(), Ok(()));
-        }
-    }
-}
+mod tests;

@@ -1,15 +1,21 @@
 //! How many tokens of each sequence the caches of a pool have computed, and when sequences changed.
 
+mod cache_entry;
+mod sequence_entry;
+mod step_progress;
+
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_attention::Violation;
 
 use crate::rules;
-use crate::sharing::lock;
 
-use super::{Block, BlockPool};
+use super::Block;
+
+pub(crate) use cache_entry::CacheEntry;
+pub(in crate::kv) use sequence_entry::SequenceEntry;
+pub(crate) use step_progress::StepProgress;
 
 /// The versions of a pool's sequences, and how many tokens of each its caches have computed. `clock` counts changes of
 /// sequences.
@@ -80,20 +86,6 @@ impl SequenceStamp {
     }
 }
 
-/// The entry of a sequence in the table of its pool, freed on drop.
-pub(in crate::kv) struct SequenceEntry {
-    pool: BlockPool,
-    stamp: SequenceStamp,
-}
-
-/// The entry of a cache in the table of its pool, freed on drop.
-pub(crate) struct CacheEntry {
-    pool: BlockPool,
-    place: usize,
-    /// Whether tokens move in this cache together with another one alone.
-    paired: AtomicBool,
-}
-
 /// The tokens of a sequence in a step, counted from its first one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepTokens {
@@ -104,19 +96,6 @@ pub(crate) struct StepTokens {
     pub(crate) len: usize,
     /// Whether the step may compute tokens that are computed already.
     pub(crate) recompute: bool,
-}
-
-/// The sequences of a step in progress, for one cache of their pool or all. Unless the step
-/// [ends](StepProgress::end), the tokens of the step do not count as computed.
-pub(crate) struct StepProgress {
-    pool: BlockPool,
-    cache: Option<Arc<CacheEntry>>,
-    tokens: Vec<StepTokens>,
-    /// When it began.
-    began: u64,
-    ended: bool,
-    /// The layers that were left out, once any layer was written.
-    missing: Option<Arc<str>>,
 }
 
 impl Progress {
@@ -343,308 +322,5 @@ fn missing_tokens(whose: &dyn fmt::Display, progress: &Progress, cached: usize, 
              really wrote, such as a copy from another cache: name them by `mark_computed` of `Attention` or \
              `PagedKvCache`, otherwise attention reads what the blocks held before",
         ),
-    }
-}
-
-impl SequenceEntry {
-    fn add(pool: &BlockPool, progress: impl Fn(&[Progress]) -> Progress) -> Self {
-        Self { stamp: lock(pool.progress_table()).add(progress), pool: pool.clone() }
-    }
-
-    /// The entry of a sequence of which every cache has `computed` tokens.
-    pub(in crate::kv) fn new(pool: &BlockPool, computed: usize) -> Self {
-        Self::add(pool, |_| Progress { computed, ..Progress::default() })
-    }
-
-    /// The entry of a sequence that begins with the first `tokens` tokens of this one.
-    pub(in crate::kv) fn fork(&self, tokens: usize) -> Self {
-        Self::add(&self.pool, |cache| {
-            let own = &cache[self.stamp.place];
-            Progress {
-                computed: own.settled().min(tokens),
-                missing: own.missing.clone().filter(|_| own.computed < tokens),
-                ..Progress::default()
-            }
-        })
-    }
-
-    /// The fewest tokens before a step of the sequence that writes and is in progress in some cache, if one is.
-    pub(in crate::kv) fn written_from(&self) -> Option<usize> {
-        let mut table = lock(self.pool.progress_table());
-        let caches = table.progress(None, self.stamp.place);
-        let open = caches.filter(|progress| progress.open > 0);
-        let writes_from = open.map(|progress| progress.writes_from);
-        writes_from.filter(|from| *from < usize::MAX).min()
-    }
-
-    /// Gives blocks of the sequence up. What others hold too is kept until the sequence's steps in progress are over,
-    /// which may still read it.
-    pub(in crate::kv) fn give_up(&self, blocks: impl Iterator<Item = Block>) {
-        let place = self.stamp.place;
-        for block in blocks {
-            if !block.is_shared() {
-                continue;
-            }
-            let mut table = lock(self.pool.progress_table());
-            if table.sequences[place].open > 0 {
-                table.kept.push((place, block));
-            }
-        }
-    }
-
-    pub(in crate::kv) fn stamp(&self) -> SequenceStamp {
-        self.stamp
-    }
-
-    /// Records that tokens were added, or blocks given back.
-    pub(in crate::kv) fn change(&mut self) {
-        self.change_to(None);
-    }
-
-    /// Records that the sequence was cut to `tokens` tokens.
-    pub(in crate::kv) fn cut(&mut self, tokens: usize) {
-        self.change_to(Some(tokens));
-    }
-
-    /// Records that the sequence has another block in place of one that its steps in progress may write, with a copy of
-    /// what was in it: what they write is not the sequence's.
-    pub(in crate::kv) fn replace_block(&mut self) {
-        let mut table = lock(self.pool.progress_table());
-        for progress in table.progress(None, self.stamp.place) {
-            progress.cut = progress.cut.min(progress.writes_from);
-            // Of tokens that a step computes once more, some layers have the old numbers and some the new ones.
-            if progress.open > 0 {
-                progress.computed = progress.computed.min(progress.writes_from);
-            }
-        }
-    }
-
-    fn change_to(&mut self, tokens: Option<usize>) {
-        let place = self.stamp.place;
-        let mut table = lock(self.pool.progress_table());
-        self.stamp.changed = table.tick();
-        table.sequences[place].changed = self.stamp.changed;
-        let Some(tokens) = tokens else { return };
-        for progress in table.progress(None, place) {
-            progress.computed = progress.computed.min(tokens);
-            progress.cut = progress.cut.min(tokens);
-            if progress.computed == tokens {
-                progress.missing = None;
-            }
-        }
-    }
-}
-
-impl Drop for SequenceEntry {
-    fn drop(&mut self) {
-        let place = self.stamp.place;
-        let mut table = lock(self.pool.progress_table());
-        let open = table.sequences[place].open;
-        table.sequences[place] = SequenceVersion { open, ..SequenceVersion::default() };
-        if open == 0 {
-            table.free.push(place);
-        }
-    }
-}
-
-impl fmt::Debug for SequenceEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.stamp.fmt(f)
-    }
-}
-
-impl CacheEntry {
-    /// A cache that has no token of any sequence.
-    pub(crate) fn new(pool: &BlockPool) -> Arc<Self> {
-        let mut table = lock(pool.progress_table());
-        let none =
-            Some(CacheProgress { joined: table.tick(), sequences: vec![Progress::default(); table.sequences.len()] });
-        let place = match table.caches.iter().position(Option::is_none) {
-            Some(place) => place,
-            None => table.caches.len(),
-        };
-        match table.caches.get_mut(place) {
-            Some(free) => *free = none,
-            None => table.caches.push(none),
-        }
-        drop(table);
-        Arc::new(Self { pool: pool.clone(), place, paired: AtomicBool::new(false) })
-    }
-
-    pub(super) fn place(&self) -> usize {
-        self.place
-    }
-
-    /// Its pool.
-    pub(crate) fn pool(&self) -> &BlockPool {
-        &self.pool
-    }
-
-    /// Records that tokens move in this cache together with another one alone.
-    pub(crate) fn pair(&self) {
-        self.paired.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether tokens move in this cache together with another one alone.
-    pub(in crate::kv) fn is_paired(&self) -> bool {
-        self.paired.load(Ordering::Relaxed)
-    }
-
-    /// Whether a step of a sequence is in progress in this cache.
-    pub(in crate::kv) fn has_open_step(&self, sequence: SequenceStamp) -> bool {
-        let mut table = lock(self.pool.progress_table());
-        let mut progress = table.progress(Some(self.place), sequence.place);
-        progress.any(|progress| progress.open > 0)
-    }
-
-    /// The number of first tokens of a sequence that this cache has.
-    pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
-        let mut table = lock(self.pool.progress_table());
-        let progress = table.progress(Some(self.place), sequence.place).next();
-        progress.map_or(0, |progress| progress.settled())
-    }
-
-    /// Records that this cache has the first `tokens` tokens of a sequence.
-    pub(crate) fn mark_computed(&self, sequence: SequenceStamp, tokens: usize) {
-        let mut table = lock(self.pool.progress_table());
-        for progress in table.progress(Some(self.place), sequence.place) {
-            if progress.computed < tokens {
-                progress.computed = tokens;
-                progress.missing = None;
-            }
-        }
-    }
-
-    /// Records that this cache has lost the tokens of a sequence from `kept` on.
-    pub(in crate::kv) fn lose(&self, sequence: SequenceStamp, kept: usize) {
-        let mut table = lock(self.pool.progress_table());
-        for progress in table.progress(Some(self.place), sequence.place) {
-            progress.lose(kept);
-        }
-    }
-
-    /// Refuses a step if this cache does not have all tokens of the sequence before it.
-    pub(crate) fn check(&self, whose: &dyn fmt::Display, tokens: StepTokens) -> Result<(), Violation> {
-        lock(self.pool.progress_table()).check(Some(self.place), whose, &tokens)
-    }
-}
-
-impl Drop for CacheEntry {
-    fn drop(&mut self) {
-        lock(self.pool.progress_table()).caches[self.place] = None;
-        self.pool.forget_copies(self.place);
-    }
-}
-
-impl fmt::Debug for CacheEntry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CacheEntry").field(&self.place).finish()
-    }
-}
-
-impl BlockPool {
-    /// The number of caches that have the pool.
-    pub(crate) fn caches(&self) -> usize {
-        lock(self.progress_table()).caches().len()
-    }
-
-    /// Refuses tokens that do not continue what every cache of the pool has. A pool without a cache of this crate has
-    /// no progress.
-    pub(crate) fn check_tokens(&self, whose: &dyn fmt::Display, tokens: StepTokens) -> Result<(), Violation> {
-        lock(self.progress_table()).check(None, whose, &tokens)
-    }
-
-    /// The number of first tokens of a sequence that every cache of the pool has. `None` for a pool without a cache
-    /// of this crate, for which it is not known.
-    pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> Option<usize> {
-        let mut table = lock(self.progress_table());
-        let each = table.progress(None, sequence.place);
-        each.map(|progress| progress.settled()).min()
-    }
-}
-
-impl StepProgress {
-    /// Begins a step of these sequences, each with its request, in one cache of the pool or in all.
-    ///
-    /// # Errors
-    /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
-    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS),
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
-    pub(crate) fn begin(
-        pool: &BlockPool,
-        cache: Option<&Arc<CacheEntry>>,
-        tokens: impl Iterator<Item = (usize, StepTokens)>,
-    ) -> Result<Self, Violation> {
-        let place = cache.map(|cache| cache.place);
-        let mut all = Vec::with_capacity(tokens.size_hint().0);
-        let mut table = lock(pool.progress_table());
-        for (request, tokens) in tokens {
-            table.check(place, &format_args!("request {request}"), &tokens)?;
-            all.push(tokens);
-        }
-        all.iter().for_each(|tokens| table.open(place, tokens));
-        let began = table.tick();
-        drop(table);
-        Ok(Self { pool: pool.clone(), cache: cache.cloned(), tokens: all, began, ended: false, missing: None })
-    }
-
-    /// Whether the step writes tokens, and does not only read. Steps of no sequence are not known to read only.
-    pub(crate) fn writes(&self) -> bool {
-        self.tokens.is_empty() || self.tokens.iter().any(|tokens| tokens.len > tokens.cached)
-    }
-
-    /// Says that all layers are queued.
-    pub(crate) fn end(&mut self) {
-        self.close(true);
-    }
-
-    /// Records which layers are missing in a step that wrote some.
-    pub(crate) fn record_missing(&mut self, missing: &Arc<str>) {
-        self.missing = Some(Arc::clone(missing));
-    }
-
-    /// Records that a write of the step has lost tokens in front of it: those from the last multiple of `group` on.
-    pub(crate) fn lose_group(&self, group: usize) {
-        let place = self.cache.as_ref().map(|cache| cache.place);
-        let mut table = lock(self.pool.progress_table());
-        for tokens in &self.tokens {
-            if !table.is_alive(&tokens.stamp) {
-                continue;
-            }
-            let kept = tokens.cached - tokens.cached % group.max(1);
-            for progress in table.progress_of_step(place, self.began, tokens.stamp.place) {
-                progress.lose(kept);
-            }
-        }
-    }
-
-    fn close(&mut self, done: bool) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
-        }
-        let place = self.cache.as_ref().map(|cache| cache.place);
-        let mut given_back = Vec::new();
-        let mut table = lock(self.pool.progress_table());
-        for tokens in &self.tokens {
-            let step = (place, self.began);
-            table.close(step, tokens, done, &self.missing, &mut given_back);
-        }
-        drop(table);
-    }
-}
-
-impl Drop for StepProgress {
-    fn drop(&mut self) {
-        self.close(false);
-    }
-}
-
-impl fmt::Debug for StepProgress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StepProgress")
-            .field("sequences", &self.tokens.len())
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
     }
 }
