@@ -27,9 +27,9 @@ use ascend_serving::kv::{
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
     CascadePrefill, Causality, ContextAttention, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
-    LatentTensors, LayerGroup, LayerInputs, LayerMask, Mla, NamedMask, NamedMaskAttention, NativeSparse, NativeTensors,
-    PagedDecode, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result, SharedPrefixDecode,
-    StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected, rules,
+    LatentTensors, LayerGroup, LayerInputs, LayerMask, LinearCapture, Mla, NamedMask, NamedMaskAttention, NativeSparse,
+    NativeTensors, PagedDecode, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result,
+    SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected, rules,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
@@ -403,6 +403,28 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
             }
             step.end()?;
         }
+        let weight = ones(&stream, bf16::ONE, [4, DIM])?;
+        let linear = LinearCapture::new(1).convolutions([(weight.clone(), None), (weight.clone(), None)]);
+        let limits = GraphLimits::new([3], 64).linear(linear);
+        let mut graphs = attention.capture_layers(&stream, |layer| attention.mask(layer), &limits)?;
+        for sequence in &mut sequences {
+            attention.grow(&stream, sequence, 1)?;
+        }
+        let batch = sequences.each_ref().map(|sequence| BatchRequest::of(sequence, 1));
+        let mut metadata = attention.metadata(&batch, StatePolicy::default())?;
+        let rows = ones(&stream, bf16::ONE, [2, 1, DIM])?;
+        let beta = rows.narrow(2, 0..1)?.contiguous(&stream)?.reshape([2, 1])?;
+        let mixed = rows.reshape([2, DIM])?;
+        let mut step = graphs.begin(&stream, &mut metadata)?;
+        for layer in 0..3 {
+            if layer == 1 {
+                step.forward(layer, (&rows, &rows, &rows))?;
+                continue;
+            }
+            step.convolve(layer, (&mixed, &weight))?;
+            step.forward(layer, DeltaTensors::new((&rows, &rows, &rows), &beta))?;
+        }
+        step.end()?;
         let mut fork = sequences[0].fork();
         attention.grow(&stream, &mut fork, 1)?;
         drop((fork, sequences));

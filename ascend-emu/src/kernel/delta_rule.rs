@@ -150,8 +150,7 @@ impl Tensor {
         unsafe { self.write_rest(place, values, whole * WIDTH..count) };
     }
 
-    /// Decays a row of a state, corrects it by a token and writes it, in one pass. Behind the last token `state` need
-    /// not have the row.
+    /// Decays a row of a state, corrects it by a token and writes it, in one pass.
     ///
     /// # Safety
     ///
@@ -163,18 +162,15 @@ impl Tensor {
         place: [usize; 4],
         count: usize,
         state: &mut [Vector],
-        Correction { decays, keys, correction, last }: Correction<'_>,
+        Correction { decays, keys, correction }: Correction<'_>,
     ) {
         let whole = self.whole(count);
-        let kept = !last || whole * WIDTH < count;
         let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
         let factor = simd.splat(correction);
         for (block, ((state, decay), key)) in state.iter_mut().zip(decays).zip(keys).enumerate() {
             let decayed = simd.multiply(simd.load(state), simd.load(decay));
             let corrected = simd.mul_add(factor, simd.load(key), decayed);
-            if kept {
-                simd.store(corrected, state);
-            }
+            simd.store(corrected, state);
             if block < whole {
                 // SAFETY: the caller's promise, for each element. No alignment is assumed.
                 unsafe { first.wrapping_add(block).write_unaligned(simd.narrow_bf16(corrected)) };
@@ -353,7 +349,7 @@ impl Kernel for Head<'_> {
                         buffers.begin.prefetch_row(CacheLevel::L1, place, dim);
                     }
                     let place = [slot, head, first + row, 0];
-                    let correction = Correction { decays, keys, correction, last: at + 1 == run.tokens };
+                    let correction = Correction { decays, keys, correction };
                     // SAFETY: the promise of `run`, by which the slot is one of the pool, and this task's alone.
                     unsafe { buffers.end.write_corrected(simd, place, dim, state, correction) };
                 }
@@ -434,6 +430,4 @@ struct Correction<'a> {
     decays: &'a [Vector],
     keys: &'a [Vector],
     correction: f32,
-    /// Whether no token of the call comes behind.
-    last: bool,
 }
