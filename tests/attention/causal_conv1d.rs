@@ -9,7 +9,7 @@ use crate::harness;
 use harness::{filled, numbers};
 
 /// A stream of the emulation in this process: of another library nobody has vouched for the operator.
-fn stream() -> Option<Stream> {
+pub(crate) fn stream() -> Option<Stream> {
     match harness::not_on_npu("the operator is of a package, for whose arguments nobody has vouched") {
         true => None,
         false => harness::stream_of(Cann::V9_1),

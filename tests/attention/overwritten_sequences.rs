@@ -82,7 +82,7 @@ fn slots_of_states_are_overwritten_and_what_a_plan_refuses_is_not() {
 
 #[test]
 fn sequences_of_a_convolution_are_overwritten_and_rows_of_padding_left_out() {
-    let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
+    let Some(stream) = crate::causal_conv1d::stream() else { return };
     let (x, weight, pool) = (rising(&stream, &[5, 16]), rising(&stream, &[4, 16]), rising(&stream, &[3, 3, 16]));
     let padding = |rows| ConvSequence { rows, line: None, continues: true };
     let of = |rows, line| ConvSequence { rows, line: Some(line), continues: true };
