@@ -10,6 +10,7 @@
 
 use allocations::{MOST_ROUNDS, in_steady_state};
 use ascend_attention::attention::PerRequest;
+use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Element, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{
@@ -287,6 +288,39 @@ fn mixed_layers_of_a_step() -> usize {
 fn a_mixed_layer_of_a_decode_step_allocates_nothing() {
     let mixed = mixed_layers_of_a_step();
     assert_eq!(mixed, 0, "full and windowed layers allocated {mixed} times");
+}
+
+/// Layers of linear attention of a decode step, after the first, which plans.
+#[test]
+fn a_layer_of_linear_attention_allocates_nothing() {
+    let Some(stream) = harness::stream_of(Cann::V8_5) else { return };
+    let layers = LAYERS * MOST_ROUNDS;
+    let shape =
+        StateShape { layers, value_heads: 2, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 0, convolution: None };
+    let states = StatePool::new::<bf16>(&stream, 4, shape).unwrap();
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK, CacheShape::new(1, 2, 64), pad).unwrap();
+    let full = AttentionShape::new(4, 2, 64);
+    let full = LayerGroup::new([layers], Causality::Causal, full, cache, Backends::none().with(FusedAttention));
+    let mut attention = Attention::of_hybrid(layers + 1, [full], 0..layers, states).unwrap();
+    let mut sequences = [attention.sequence(), attention.sequence()];
+    for sequence in &mut sequences {
+        attention.grow(&stream, sequence, 1).unwrap();
+    }
+    let batch = sequences.each_ref().map(|sequence| BatchRequest::of(sequence, 1));
+    let metadata = attention.metadata(&batch, StatePolicy::default()).unwrap();
+    let rows = stream.upload(&[bf16::ONE; 2 * 2 * 16], [2, 2, 16]).unwrap();
+    let beta = stream.upload(&[bf16::ONE; 2 * 2], [2, 2]).unwrap();
+    let mut output = Tensor::empty(stream.device(), rows.shape()).unwrap();
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let mut layer = 0..;
+    let allocated = in_steady_state(|| {
+        for layer in layer.by_ref().take(LAYERS) {
+            step.forward_into(layer, DeltaTensors::new((&rows, &rows, &rows), &beta), &mut output).unwrap();
+        }
+        stream.synchronize().unwrap();
+    });
+    assert_eq!(allocated, 0, "layers of linear attention allocated {allocated} times");
 }
 
 /// Layers of linear attention are replayed with drafts, so that each has a convolution, copies of its windows and the

@@ -181,6 +181,11 @@ pub struct ChunkDeltaOutput<T: Element> {
 }
 
 impl<T: Element> ChunkDeltaOutput<T> {
+    /// Outputs for [`Plan::launch_into`](crate::Plan::launch_into), contiguous, of the shapes that a launch gives.
+    pub fn new(out: Tensor<T>, states: &DeltaStates) -> Self {
+        Self { out, final_state: states.tensor().clone() }
+    }
+
     /// The states behind the last tokens, with which the next chunks or decodes begin. That of a sequence without
     /// tokens is no state: nothing was written there. The next launch writes to other memory than it reads them from.
     pub fn states(&self) -> DeltaStates {

@@ -4,7 +4,7 @@ use ascend_attention::{Stream, Violation};
 
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::{StateLease, StatePool};
 use crate::rules;
 
@@ -71,10 +71,20 @@ impl LeasedStates {
         self.wrote
     }
 
-    /// Notes that a layer is about to write states, or has written those of some calls.
+    /// Notes that a layer is about to queue the first call that writes states.
     pub(crate) fn begin_write(&mut self) {
         self.wrote = true;
         self.half_written = true;
+    }
+
+    /// Notes the outcome of a call that writes states. One that is refused has queued nothing; of any other the device
+    /// may run some, where it failed too.
+    pub(crate) fn note_call<R>(&mut self, outcome: Result<R>) -> Result<R> {
+        use ascend_attention::Error as Call;
+        if !matches!(outcome, Err(Error::Violation(_) | Error::Attention(Call::Capturing { .. }))) {
+            self.begin_write();
+        }
+        outcome
     }
 
     /// Notes that a layer has written the states of all its calls.
@@ -87,8 +97,8 @@ impl LeasedStates {
         if !self.half_written {
             return Ok(());
         }
-        let given = format_args!("layer {layer} of a step, of which a launch has failed between others");
-        Err(rules::STATE_TORN.broken(given, "a step that is begun again"))
+        let given = format_args!("layer {layer} of a step, of which a launch failed");
+        Err(rules::STATE_TORN.broken(given, "a new step, of sequences that were cut to 0 or forked before this one"))
     }
 
     /// The end of a step of which every layer is queued.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ascend_attention::chunk_delta_rule::{ChunkDeltaPlan, ChunkGatedDeltaRule};
+use ascend_attention::chunk_delta_rule::{ChunkDeltaOutput, ChunkDeltaPlan, ChunkGatedDeltaRule};
 use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
 use ascend_attention::recurrent_delta_rule::{RecurrentDeltaPlan, RecurrentGatedDeltaRule};
 use ascend_attention::spec::ops::delta_rule::MOST_TOKENS;
@@ -76,9 +76,10 @@ impl DeltaRun {
         let rows = DeltaRows::of(tensors, self.rows())?;
         let slots: Vec<usize> = self.slots.iter().flatten().copied().collect();
         let sequences = DeltaSequences::of_lengths(stream, &self.lengths)?;
-        let initial = pool.states_beside(stream.device(), slots.len())?;
+        let beside = || pool.states_beside(stream.device(), slots.len());
+        let (initial, last) = (beside()?, beside()?);
         let plan = ChunkGatedDeltaRule::new(pool.shape().scale).plan(&sequences, (rows.tensors(), &initial))?;
-        Ok(DeltaCall { rows: self.rows(), plan: CallPlan::Chunk(Box::new(ChunkCall { plan, initial, slots })) })
+        Ok(DeltaCall { rows: self.rows(), plan: CallPlan::Chunk(Box::new(ChunkCall { plan, initial, last, slots })) })
     }
 
     /// Calls of RecurrentGatedDeltaRule, each of a few tokens of one request, whose states go to one slot.
@@ -141,10 +142,11 @@ enum CallPlan {
     Chunk(Box<ChunkCall>),
 }
 
-/// A call of ChunkGatedDeltaRule, the states that it begins with, and the slots of the pool that these come from.
+/// A call of ChunkGatedDeltaRule, the states that it begins and ends with, and their slots in the pool.
 struct ChunkCall {
     plan: ChunkDeltaPlan,
     initial: DeltaStates,
+    last: DeltaStates,
     slots: Vec<usize>,
 }
 
@@ -160,32 +162,28 @@ impl DeltaCall {
         self.rows.clone()
     }
 
-    /// Queues the call for the states of a layer, and says when it has written any.
-    pub(super) fn launch<T: Element>(
+    /// Queues the call for the states of a layer, with an output of its rows.
+    pub(super) fn launch_into<T: Element>(
         &self,
         stream: &Stream,
         states: &DeltaStates,
         rows: &DeltaRows<T>,
-        wrote: impl FnOnce(),
-    ) -> Result<Tensor<T>> {
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
         let tensors = rows.tensors();
         match &self.plan {
-            CallPlan::Recurrent(plan) => {
-                let out = plan.launch(stream, (tensors, states))?;
-                wrote();
-                Ok(out)
-            }
+            CallPlan::Recurrent(plan) => Ok(plan.launch_into(stream, (tensors, states), output)?),
             CallPlan::Chunk(chunk) => {
-                let ChunkCall { plan, initial, slots } = &**chunk;
+                let ChunkCall { plan, initial, last, slots } = &**chunk;
                 for (place, slot) in slots.iter().enumerate() {
                     state_in(initial.tensor(), place)?.copy_from(stream, &state_in(states.tensor(), *slot)?)?;
                 }
-                let computed = plan.launch(stream, (tensors, initial))?;
-                wrote();
+                let mut outputs = ChunkDeltaOutput::new(output.clone(), last);
+                plan.launch_into(stream, (tensors, initial), &mut outputs)?;
                 for (place, slot) in slots.iter().enumerate() {
-                    state_in(states.tensor(), *slot)?.copy_from(stream, &state_in(&computed.final_state, place)?)?;
+                    state_in(states.tensor(), *slot)?.copy_from(stream, &state_in(last.tensor(), place)?)?;
                 }
-                Ok(computed.out)
+                Ok(())
             }
         }
     }

@@ -3,9 +3,9 @@
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::size;
+use crate::backends::apart;
 use crate::batch::AttentionMetadata;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::{StatePool, no_layer};
 use crate::rules;
 
@@ -67,13 +67,14 @@ impl<T: Element> LinearStep<T> {
         Ok(y)
     }
 
-    /// Queues a layer, counted among those of linear attention.
+    /// Queues a layer, counted among those of linear attention, whose output is zero in the rows of the padding.
     pub(super) fn queue_layer(
         &mut self,
         pool: &StatePool,
         stream: &Stream,
         layer: usize,
         tensors: &DeltaTensors<'_, T>,
+        into: Option<&Tensor<T>>,
     ) -> Result<Tensor<T>> {
         self.leased.check_not_half_written(layer)?;
         if self.convolution.as_ref().is_some_and(|convolution| !convolution.is_done(layer)) {
@@ -82,6 +83,10 @@ impl<T: Element> LinearStep<T> {
         }
         let states = pool.layer(layer)?;
         self.check_rows(layer, tensors)?;
+        if let Some(output) = into {
+            let read = given(tensors).into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
+            apart("output", output, read.chain([("the states", states.tensor())]))?;
+        }
         let decays = [tensors.g.is_some(), tensors.gk.is_some()];
         if let Some(first) = self.decays.filter(|first| *first != decays) {
             let text = |[heads, columns]: [bool; 2]| format!("{} of heads, {} of columns", some(heads), some(columns));
@@ -102,30 +107,32 @@ impl<T: Element> LinearStep<T> {
                 self.calls.insert(calls.into_iter().flatten().collect())
             }
         };
-        // All rows before the first launch, so that nothing is written where one is refused.
-        let rows = calls.iter().map(|call| DeltaRows::of(tensors, call.rows()));
-        let rows = rows.collect::<Result<Vec<_>>>()?;
-        let mut outputs = Vec::with_capacity(calls.len());
-        for (call, rows) in calls.iter().zip(&rows) {
-            outputs.push(call.launch(stream, states, rows, || self.leased.begin_write())?);
+        if calls.is_empty() {
+            return Err(Error::invalid("requests", 0, "1 or more").fix("leave out a step without requests"));
         }
-        let output = joined(stream, self.tokens, calls, outputs)?;
+        // All rows before the first launch, so that nothing is written where one is refused.
+        calls.iter().try_for_each(|call| DeltaRows::of(tensors, call.rows()).map(drop))?;
+        let output = match into {
+            Some(output) => output.clone(),
+            None => Tensor::empty(stream.device(), tensors.value.shape())?,
+        };
+        let mut end = 0;
+        for call in calls {
+            let mut part = output.narrow(0, call.rows())?;
+            let launched = call.launch_into(stream, states, &DeltaRows::of(tensors, call.rows())?, &mut part);
+            self.leased.note_call(launched)?;
+            end = call.rows().end;
+        }
+        if end < self.tokens {
+            output.narrow(0, end..self.tokens)?.clear(stream)?;
+        }
         self.leased.end_write();
         Ok(output)
     }
 
     /// Refuses tensors that do not have a row for each token of the step.
     fn check_rows(&self, layer: usize, tensors: &DeltaTensors<'_, T>) -> Result<()> {
-        let DeltaTensors { query, key, value, beta, g, gk, .. } = *tensors;
-        let given: [(_, Option<&AnyTensor>); 6] = [
-            ("query", Some(query)),
-            ("key", Some(key)),
-            ("value", Some(value)),
-            ("beta", Some(beta)),
-            ("g", g.map(|tensor| &**tensor)),
-            ("gk", gk.map(|tensor| &**tensor)),
-        ];
-        for (name, tensor) in given {
+        for (name, tensor) in given(tensors) {
             let Some(tensor) = tensor else { continue };
             if tensor.shape().first() != Some(&self.tokens) {
                 return Err(rules::STEP_TOKENS
@@ -140,30 +147,19 @@ impl<T: Element> LinearStep<T> {
     }
 }
 
-fn some(given: bool) -> &'static str {
-    if given { "some" } else { "none" }
+/// The tensors of a layer, with their names.
+fn given<'a, T: Element>(tensors: &DeltaTensors<'a, T>) -> [(&'static str, Option<&'a AnyTensor>); 6] {
+    let DeltaTensors { query, key, value, beta, g, gk, .. } = *tensors;
+    [
+        ("query", Some(query)),
+        ("key", Some(key)),
+        ("value", Some(value)),
+        ("beta", Some(beta)),
+        ("g", g.map(|tensor| &**tensor)),
+        ("gk", gk.map(|tensor| &**tensor)),
+    ]
 }
 
-/// The outputs of the calls as one tensor; zeros for the padding.
-fn joined<T: Element>(
-    stream: &Stream,
-    tokens: usize,
-    calls: &[DeltaCall],
-    mut outputs: Vec<Tensor<T>>,
-) -> Result<Tensor<T>> {
-    let Some(last) = outputs.pop() else {
-        return Err(crate::error::Error::invalid("requests", 0, "1 or more").fix("leave out a step without requests"));
-    };
-    if outputs.is_empty() && size(&last, 0) == tokens {
-        return Ok(last);
-    }
-    let output = Tensor::empty(stream.device(), [tokens, size(&last, 1), size(&last, 2)])?;
-    outputs.push(last);
-    let mut end = 0;
-    for (call, part) in calls.iter().zip(outputs) {
-        output.narrow(0, call.rows())?.copy_from(stream, &part)?;
-        end = call.rows().end;
-    }
-    output.narrow(0, end..tokens)?.clear(stream)?;
-    Ok(output)
+fn some(given: bool) -> &'static str {
+    if given { "some" } else { "none" }
 }

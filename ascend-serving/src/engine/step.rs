@@ -187,13 +187,12 @@ impl<'a, T: Element> Step<'a, T> {
                 self.check_range(layer, &inputs, &output)?;
                 Ok(output)
             }
-            AnyLayerInputs::Linear(tensors) => self.forward_linear(layer, &tensors),
+            AnyLayerInputs::Linear(tensors) => self.forward_linear(layer, &tensors, None),
         }
     }
 
     /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives. Allocates
-    /// nothing on the host from the second layer on, if the backend does not. The output of a layer of linear attention
-    /// is computed in memory of its own and copied.
+    /// nothing on the host from the second layer of a kind on, if the backend does not.
     ///
     /// # Errors
     /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
@@ -212,8 +211,7 @@ impl<'a, T: Element> Step<'a, T> {
                     return Err(Error::not_as_planned("output", output.desc(), planned));
                 }
                 output.check_device("output", self.stream.device())?;
-                let computed = self.forward_linear(layer, &tensors)?;
-                return Ok(output.copy_from(self.stream, &computed)?);
+                return self.forward_linear(layer, &tensors, Some(output)).map(drop);
             }
         };
         let into = output.clone();
@@ -222,9 +220,14 @@ impl<'a, T: Element> Step<'a, T> {
     }
 
     /// Queues a layer of linear attention.
-    fn forward_linear(&mut self, layer: usize, tensors: &DeltaTensors<'_, T>) -> Result<Tensor<T>> {
+    fn forward_linear(
+        &mut self,
+        layer: usize,
+        tensors: &DeltaTensors<'_, T>,
+        into: Option<&Tensor<T>>,
+    ) -> Result<Tensor<T>> {
         let outcome = match self.layers.check_not_repeated(layer) {
-            Ok(()) => self.queue_linear(layer, tensors),
+            Ok(()) => self.queue_linear(layer, tensors, into),
             Err(repeated) => Err(repeated.into()),
         };
         let output = self.note_outcome(layer, outcome)?;
@@ -269,11 +272,16 @@ impl<'a, T: Element> Step<'a, T> {
         convolved
     }
 
-    fn queue_linear(&mut self, layer: usize, tensors: &DeltaTensors<'_, T>) -> Result<Tensor<T>> {
+    fn queue_linear(
+        &mut self,
+        layer: usize,
+        tensors: &DeltaTensors<'_, T>,
+        into: Option<&Tensor<T>>,
+    ) -> Result<Tensor<T>> {
         let attention = &*self.attention;
         match (&attention.states, &mut self.linear, attention.linear_layer(layer)) {
             (Some(states), Some(linear), Some(own)) => {
-                let queued = linear.queue_layer(states, self.stream, own, tensors);
+                let queued = linear.queue_layer(states, self.stream, own, tensors, into);
                 if linear.has_written() {
                     self.layers.begin_write();
                 }

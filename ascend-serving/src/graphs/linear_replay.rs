@@ -99,8 +99,7 @@ impl<'a> LinearReplay<'a> {
         place: LinearPlace,
     ) -> Result<&'a Tensor<T>> {
         let [_, y] = self.check_convolution(step, place)?;
-        self.leased.begin_write();
-        step.launch(place.convolution())?;
+        self.leased.note_call(step.launch(place.convolution()))?;
         self.leased.end_write();
         if let Some(convolved) = self.convolved.get_mut(place.own) {
             *convolved = true;
@@ -152,8 +151,7 @@ impl<'a> LinearReplay<'a> {
     ) -> Result<&'a LinearGraphTensors<T>> {
         self.check_layer(step, place)?;
         let tensors = &buffers(step, place)?.tensors;
-        self.leased.begin_write();
-        step.launch(place.layer)?;
+        self.leased.note_call(step.launch(place.layer))?;
         self.leased.end_write();
         Ok(tensors)
     }
@@ -237,7 +235,10 @@ fn check_rows(
             &rules::STEP_HEADS,
             text,
             format_args!("rows of {:?}", wanted.get(1..).unwrap_or_default()),
-            "bring the heads of the `StateShape` and of `LinearCapture`",
+            match name {
+                "x" => "bring the channels of the convolution in the `StateShape`",
+                _ => "bring the heads of the `StateShape` and of `LinearCapture`",
+            },
         ));
     }
     match given.is_contiguous() {
