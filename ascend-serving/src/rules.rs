@@ -300,8 +300,9 @@ ascend_attention::spec::library_rules! {
         "report the calls that were made before: none of this crate leads there";
     STATE_TORN = "state.torn",
         "a step goes on from states that the last one has written in every layer",
-        "queue every layer of a step in progress first; where it ended without some, cut the request's sequence to 0 "
-        "(`truncate`) and compute all tokens again, or go on from a fork that was made before the step";
+        "queue every layer of a step in progress first, and fork again behind it what was forked meanwhile; where the "
+        "step ended without some, cut the request's sequence to 0 (`truncate`) and compute all tokens again, or go on "
+        "from a fork that was made before the step";
     NATIVE_BLOCK = "native.block",
         "a block of the cache of native sparse attention has whole pages of 16 compressed tokens",
         "make the cache with blocks of 16 times the compression's stride, such as 256 tokens for a stride of 16";

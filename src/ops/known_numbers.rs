@@ -76,7 +76,8 @@ impl<C: NumbersCheck<N>, const N: usize> KnownNumbers<C, N> {
         // The content is not locked while the host waits.
         stream.synchronize()?;
         let mut content = lock(&self.0);
-        content.checks.iter().try_for_each(|check| check.check(&numbers))?;
+        let mut checks = content.checks.iter();
+        checks.try_for_each(|check| check.check(&numbers)).map_err(for_earlier_plans)?;
         content.unknown = true;
         for (tensor, numbers) in tensors.into_iter().zip(&numbers) {
             if let Some(tensor) = tensor {
@@ -87,4 +88,14 @@ impl<C: NumbersCheck<N>, const N: usize> KnownNumbers<C, N> {
         content.unknown = false;
         Ok(())
     }
+}
+
+/// A refusal of numbers that a plan, which may be gone, could not read.
+fn for_earlier_plans(mut why: Error) -> Error {
+    if let Error::Violation(violation) = &mut why {
+        violation
+            .fix
+            .push_str("; numbers for other tensors than those of the plans so far are for sequences made anew");
+    }
+    why
 }

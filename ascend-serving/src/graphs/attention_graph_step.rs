@@ -220,7 +220,9 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// Copies the rows in front of a layer of linear attention into their tensor, unless they are its first rows, and
     /// launches the graph of the convolution: [`Step::convolve`](crate::Step::convolve). They have a row for each token
     /// of the step, with the padding or without it. What it returns has the padding, which holds anything, and is lent
-    /// until the next call of this step.
+    /// until the next call of this step. Views of it are the same memory, also where `contiguous` or `reshape` has made
+    /// them of rows that were contiguous already: the next convolution overwrites them, and
+    /// [`forward`](Self::forward) refuses them then.
     ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
@@ -255,7 +257,9 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step,
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the graph
-    /// and is not in its own place; as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
+    /// and is not in its own place, or of linear attention for rows that the convolution of another layer has
+    /// overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for inputs of linear attention with gaps, unlike
+    /// [`Step::forward`](crate::Step::forward); as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
     /// [`AttentionGraphStep::launch`].
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         match inputs.into() {

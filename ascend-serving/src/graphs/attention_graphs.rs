@@ -166,9 +166,8 @@ impl<T: Element> AttentionGraphs<T> {
         let places = attention.places().to_vec();
         check_sinks(stream, groups.len(), &places, limits)?;
         let described = attention.states().map(|pool| LinearBuffers::<T>::check(pool, limits)).transpose()?;
-        if let (Some(_), None) = (&limits.linear, described) {
-            let given = "layers of linear attention in limits, and none in the model";
-            return Err(rules::GRAPH_INPUTS.broken(given, "limits without `GraphLimits::linear`").into());
+        if described.is_none() {
+            limits.check_not_linear()?;
         }
         let linear = described.zip(attention.shared_states()).map(|(capture, pool)| CapturedLinear {
             pool: Arc::clone(pool),

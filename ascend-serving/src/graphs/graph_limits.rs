@@ -67,7 +67,8 @@ impl GraphLimits {
     ///
     /// The rows of a size are its requests times these tokens. Each request of a step may add fewer: the rows left
     /// over are those of dummy requests, so that such a step needs a size of at least one request more than it has.
-    /// So capture one request more than ever run. Absorbed queries over latents have at most 16 rows a request on CANN
+    /// So capture one request more than ever run. Layers of linear attention need a pool of at least as many states as
+    /// the largest size has rows, from CANN 9.1 on. Absorbed queries over latents have at most 16 rows a request on CANN
     /// 8.1: a step whose dummies would have more takes a larger size, or is computed without a graph.
     ///
     /// With layers of linear attention a request has at most 8 tokens, which their operator takes.
@@ -89,8 +90,27 @@ impl GraphLimits {
         self
     }
 
-    /// Refuses limits of 0 keys or blocks: each request has a key, its own, in a block.
+    /// Refuses limits of layers of linear attention where none are captured.
+    pub(super) fn check_not_linear(&self) -> Result<(), Violation> {
+        match self.linear {
+            None => Ok(()),
+            Some(_) => {
+                let given = "layers of linear attention in limits of graphs that have none";
+                Err(rules::GRAPH_INPUTS.broken(given, "limits without `GraphLimits::linear`"))
+            }
+        }
+    }
+
+    /// Refuses limits of 0 keys or blocks: each request has a key, its own, in a block. And of 0 tokens a request.
     pub(super) fn check(&self) -> Result<(), Violation> {
+        if self.each.0 == 0 {
+            return Err(Violation::new(
+                &rules::GRAPH_SIZE,
+                "graphs of requests with 0 new tokens each",
+                "1 or more",
+                "give `GraphLimits::tokens_each` the most new tokens of a request, 1 for decodes",
+            ));
+        }
         if self.keys > 0 && self.blocks > 0 {
             return Ok(());
         }
@@ -127,6 +147,7 @@ impl GraphLimits {
         self.learnable_sinks = sinks.map(|sink| sink.map(AnyTensor::from)).collect();
         self
     }
+
     /// Sets what layers of linear attention have, which only a model with such layers is captured with
     /// ([`Attention::of_hybrid`](crate::Attention::of_hybrid)).
     pub fn linear(mut self, layers: LinearCapture) -> Self {

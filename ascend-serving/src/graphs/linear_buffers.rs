@@ -7,7 +7,7 @@ use ascend_attention::spec::ops::delta_rule::MOST_TOKENS;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::engine::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::{StateLease, StatePool, no_layer};
 use crate::rules;
 
@@ -101,7 +101,7 @@ impl<T: Element> LinearBuffers<T> {
                  graph",
             ));
         }
-        capture.check(pool)?;
+        capture.check(pool, T::DTYPE)?;
         Ok(capture)
     }
 
@@ -132,17 +132,29 @@ impl<T: Element> LinearBuffers<T> {
         };
         let sequences = DeltaSequences::without_tokens(stream, requests, rows)?;
         let states = pool.layer(0)?;
-        let plan = RecurrentGatedDeltaRule::new(shape.scale).plan(&sequences, (tensors.delta(), states))?;
+        let planned = RecurrentGatedDeltaRule::new(shape.scale).plan(&sequences, (tensors.delta(), states));
+        let plan = planned.map_err(|why| {
+            match Error::from(why) {
+            Error::Violation(small) if small.rule.id == "recurrent_delta.pool" => Error::Violation(small).fix(format_args!(
+                "give the `StatePool` at least {rows} slots, as many as the largest size has rows, or leave out the \
+                 sizes with more than {} rows",
+                pool.slots()
+            )),
+            other => other,
+        }
+        })?;
         let convolution = match (shape.convolution, capture.convolutions.first()) {
             (Some(convolution), Some(first)) => {
                 let [x, y] = [(); 2].map(|()| zeros::<T>(device, [rows, convolution.channels, 1]));
                 let [x, y] = [x?, y?].map(|rows_of| rows_of.reshape([rows, convolution.channels]));
                 let [x, y] = [x?, y?];
+                // Only a request with drafts keeps a window behind each token.
+                let keeps = rows > requests && shape.drafts > 0;
                 let numbers = ConvolutionRows::of(convolution.front(), &[], (requests, rows));
                 let (weight, bias) = typed(first)?;
                 let windows = pool.windows(0)?.clone().typed::<T>()?;
                 let given = ConvolutionTensors { x: &x, weight: &weight, bias: bias.as_ref(), windows: &windows };
-                let calls = ConvolutionCalls::plan(pool, stream, (&numbers, rows > requests), given)?;
+                let calls = ConvolutionCalls::plan(pool, stream, (&numbers, keeps), given)?;
                 let x = calls.own_rows().cloned().unwrap_or(x);
                 tensors.convolution = Some([x, y]);
                 Some(calls)

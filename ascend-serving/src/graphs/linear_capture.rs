@@ -1,8 +1,8 @@
 //! What graphs of layers of linear attention are captured for, besides sizes.
 
-use ascend_attention::{AnyTensor, Element, Tensor, Violation};
+use ascend_attention::{AnyTensor, DType, Element, Tensor, Violation};
 
-use crate::kv::{CacheShape, StatePool};
+use crate::kv::{CacheShape, Convolution, StatePool};
 use crate::rules;
 
 /// The weights of a layer's convolution and its bias, if it has one.
@@ -89,7 +89,7 @@ impl LinearCapture {
         self
     }
 
-    /// Sets the weights `[width, channels]` of the convolution of each layer of linear attention, in the order in which
+    /// Sets the weights `[width, channels]` (those of PyTorch's modules transposed) of the convolution of each layer of linear attention, in the order in which
     /// [`Attention::of_hybrid`](crate::Attention::of_hybrid) names the layers, and the bias `[channels]` of those that
     /// have one: of all layers or of none. The graphs read them where they are: to change them, copy other numbers into
     /// the tensors. At most one layer more than [`CacheShape::MAX_LAYERS`] is kept: no model has more.
@@ -102,10 +102,22 @@ impl LinearCapture {
         self
     }
 
-    /// Refuses weights of another number of layers than the pool has, or of any where it has no convolution.
-    pub(super) fn check(&self, pool: &StatePool) -> Result<(), Violation> {
+    /// Refuses heads that values cannot be divided among, weights of another number of layers than the pool has, or of
+    /// any where it has no convolution, and weights of other shapes or another type.
+    pub(super) fn check(&self, pool: &StatePool, dtype: DType) -> Result<(), Violation> {
         let shape = pool.shape();
+        if shape.value_heads.checked_rem(self.key_heads) != Some(0) {
+            return Err(Violation::new(
+                &rules::GRAPH_INPUTS,
+                format_args!("{} heads of queries and keys", self.key_heads),
+                format_args!("a divisor of the {} `value_heads` of the `StateShape`", shape.value_heads),
+                "give `LinearCapture::new` the heads of the model's queries and keys (`Nk`)",
+            ));
+        }
         let (given, wanted) = (self.convolutions.len(), shape.convolution.map_or(0, |_| shape.layers));
+        if let Some(convolution) = shape.convolution.filter(|_| given == wanted) {
+            return self.check_weights(convolution, dtype);
+        }
         if given == wanted {
             return Ok(());
         }
@@ -119,5 +131,32 @@ impl LinearCapture {
             "give the weights of each layer of linear attention to `LinearCapture::convolutions`, where the pool of \
              states has a convolution",
         ))
+    }
+
+    fn check_weights(&self, Convolution { width, channels, .. }: Convolution, dtype: DType) -> Result<(), Violation> {
+        let has_bias = self.convolutions.first().is_some_and(|(_, bias)| bias.is_some());
+        for (own, (weight, bias)) in self.convolutions.iter().enumerate() {
+            let fits = |tensor: &AnyTensor, shape: &[usize]| tensor.shape() == shape && tensor.dtype() == dtype;
+            let bias_fits = bias.as_ref().map_or(!has_bias, |bias| has_bias && fits(bias, &[channels]));
+            if fits(weight, &[width, channels]) && bias_fits {
+                continue;
+            }
+            let bias = bias.as_ref().map_or_else(|| "no bias".to_owned(), |bias| format!("bias {}", bias.desc()));
+            return Err(Violation::new(
+                &rules::GRAPH_INPUTS,
+                format_args!("weights {} and {bias} in layer {own} of linear attention, counted from 0", weight.desc()),
+                format_args!(
+                    "weights [{width}, {channels}] of {dtype}, and {}",
+                    if has_bias {
+                        format!("a bias [{channels}] in every layer")
+                    } else {
+                        "no bias in any layer".into()
+                    }
+                ),
+                "give weights as `[width, channels]`, the model's `[channels, width]` transposed, of the type of the \
+                 cache, and a bias of all layers or of none: zeros are none",
+            ));
+        }
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::engine::{ConvolutionInputs, LeasedStates};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kv::{StatePool, no_layer};
 use crate::rules;
 
@@ -52,12 +52,14 @@ pub(super) struct LinearReplay<'a> {
     leased: LeasedStates,
     /// Which layers are convolved, counted among those of linear attention.
     convolved: Vec<bool>,
+    /// The layer whose rows the convolutions of the graphs have written last.
+    last: Option<usize>,
 }
 
 impl<'a> LinearReplay<'a> {
     pub(super) fn new(captured: &'a CapturedLinear, leased: LeasedStates) -> Self {
         let convolved = vec![false; captured.convolutions.len()];
-        Self { captured, leased, convolved }
+        Self { captured, leased, convolved, last: None }
     }
 
     /// Whether a layer may have written states.
@@ -101,6 +103,7 @@ impl<'a> LinearReplay<'a> {
         let [_, y] = self.check_convolution(step, place)?;
         self.leased.note_call(step.launch(place.convolution()))?;
         self.leased.end_write();
+        self.last = Some(place.own);
         if let Some(convolved) = self.convolved.get_mut(place.own) {
             *convolved = true;
         }
@@ -119,7 +122,18 @@ impl<'a> LinearReplay<'a> {
         self.check_layer(step, place)?;
         let tensors = &buffers(step, place)?.tensors;
         let copies = tensors.copies(inputs);
+        let convolved = tensors.convolution.as_ref().filter(|_| self.last != Some(place.own));
         for (name, given, captured) in copies {
+            if let (Some([_, rows]), Some(given)) = (convolved, given)
+                && given.overlaps(rows)
+            {
+                let text =
+                    format_args!("{name} in layer {layer}, in rows that the convolution of another has overwritten");
+                return Err(Error::shared("memory", text, "rows of the layer's own convolution, or a copy").fix(
+                    "queue each layer behind its own convolution, or copy the rows before the next one; a part of them \
+                     that is contiguous already is no copy, whatever `contiguous` and `reshape` return",
+                ));
+            }
             match (given, captured) {
                 (Some(given), Some(captured)) => check_rows((name, given, captured), layer, rows)?,
                 (None, None) => {}

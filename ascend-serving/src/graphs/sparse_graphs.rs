@@ -114,6 +114,7 @@ impl<T: Element> SparseLatent<T> {
             }
         }
         limits.check()?;
+        limits.check_not_linear()?;
         let sinks = limits.learnable_sinks.iter().flatten().count();
         if sinks > 0 {
             let given = format_args!("sinks of {sinks} layers");

@@ -117,6 +117,7 @@ impl TreeVerification {
         self.check_cache(cache)?;
         cache.admits(stream)?;
         limits.check()?;
+        limits.check_not_linear()?;
         check_nodes(limits.each.0, cache.shape().is_latent())?;
         if !limits.learnable_sinks.is_empty() {
             return Err(Error::invalid(

@@ -91,7 +91,8 @@ type Zeroed = fn(&Device, usize, usize, usize, usize) -> ascend_attention::Resul
 
 impl StatePool {
     /// A pool of `slots` states of the type `S` in each layer: `1 + drafts` for each request, and one for each state
-    /// that is kept beside.
+    /// that is kept beside. Where steps are replayed from graphs, from CANN 9.1 on, at least as many as the largest
+    /// captured size has rows ([`GraphLimits::tokens_each`](crate::GraphLimits::tokens_each)).
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a pool without slots, layers or elements, and for more than

@@ -300,7 +300,7 @@ impl<T: Element> ContextGraphStep<'_, T> {
     /// # Errors
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
-        self.step.check_end()
+        self.order.advise(self.step.check_end(), self.attention.cache.shape().layers)
     }
 }
 

@@ -338,9 +338,11 @@ impl<T: Element> ContextStep<'_, T> {
     /// Ends the step, and checks that all its layers were queued.
     ///
     /// # Errors
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed. Behind
+    /// the first layer the rank leaves, too.
     pub fn end(mut self) -> Result<()> {
-        Ok(self.layers.end()?)
+        let ended = self.layers.end().map_err(Error::from);
+        self.order.advise(ended, self.attention.cache.shape().layers)
     }
 }
 

@@ -213,6 +213,14 @@ impl StepOrder {
     pub(super) fn is_torn(&self, layers: usize) -> bool {
         self.begun && self.next < layers
     }
+
+    /// The outcome of a step's end, which says how to go on where the rank leaves: the other ranks wait for layers.
+    pub(super) fn advise(&self, ended: Result<()>, layers: usize) -> Result<()> {
+        match self.is_torn(layers) {
+            true => ended.map_err(|why| why.fix(rules::RANKS_LEFT.fix)),
+            false => ended,
+        }
+    }
 }
 
 impl StepTerms {

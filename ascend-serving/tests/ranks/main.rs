@@ -418,6 +418,7 @@ fn a_rank_that_fails_does_not_leave_the_others_waiting() {
             step.forward(0, (&query, &key, &key)).unwrap();
             let short = step.end().unwrap_err();
             assert!(short.breaks(&rules::STEP_LAYERS_MISSING), "{short}");
+            assert!(short.to_string().contains(rules::RANKS_LEFT.fix), "{short}");
             assert!(attention.communicator_mut().is_none());
             let left = attention.begin(&stream, &[BatchRequest::of(&sequence, 40)]).unwrap_err();
             assert!(left.breaks(&rules::RANKS_LEFT), "{left}");

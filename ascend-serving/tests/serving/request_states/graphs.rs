@@ -344,6 +344,27 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     assert!(got.iter().zip(&want).all(|(got, want)| (got.to_f64() - want).abs() < 0.03));
 }
 
+/// A row of a convolution that is contiguous already is the graph's memory, which the next layer's convolution
+/// overwrites.
+#[test]
+fn rows_that_another_convolution_has_overwritten_are_refused() {
+    let stream = stream_of(Cann::V9_1);
+    let (mut attention, mut graphs, mut sequence) = after_a_prompt(&stream, &[1, 2, 3]);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = metadata(&attention, &sequence, 1);
+    let weights = graphs.weights.clone();
+    let mut step = graphs.graphs.begin(&stream, &mut metadata).unwrap();
+    let values = SHAPE.value_heads * SHAPE.value_dim;
+    let [first, second] = LINEAR.map(|layer| {
+        let rows = Rows::new(&stream, &[4], 0, layer);
+        let convolved = step.convolve(layer, (&rows.mixed, &weights[layer])).unwrap();
+        let value = convolved.narrow(0, 0..1).unwrap().narrow(1, 0..values).unwrap().contiguous(&stream).unwrap();
+        (rows, value.reshape([1, SHAPE.value_heads, SHAPE.value_dim]).unwrap())
+    });
+    is(step.forward(LINEAR[0], first.0.tensors(&first.1)).map(drop), &rules::ARGUMENT_MEMORY);
+    step.forward(LINEAR[1], second.0.tensors(&second.1)).unwrap();
+}
+
 /// Limits of which nothing can be captured.
 #[test]
 fn graphs_that_cannot_be_captured_are_refused_by_name() {
@@ -366,12 +387,21 @@ fn graphs_that_cannot_be_captured_are_refused_by_name() {
         other => panic!("{other}"),
     };
     let heads = LinearCapture::new(3).g().convolutions(LINEAR.map(|layer| (weights[layer].clone(), None)));
-    assert_eq!(id(capture(&attention, &stream, &plain().linear(heads))), "recurrent_delta.heads");
-    let narrow = weights[0].narrow(0, 0..3).unwrap();
-    let narrow = LinearCapture::new(KEY_HEADS).convolutions([(weights[2].clone(), None), (narrow, None)]);
-    assert!(capture(&attention, &stream, &plain().linear(narrow)).is_err());
+    refused(&plain().linear(heads), &rules::GRAPH_INPUTS);
+    let of = |weights: [(Tensor<bf16>, Option<Tensor<bf16>>); 2]| LinearCapture::new(KEY_HEADS).convolutions(weights);
+    let narrow = (weights[0].narrow(0, 0..3).unwrap(), None);
+    refused(&plain().linear(of([(weights[2].clone(), None), narrow])), &rules::GRAPH_INPUTS);
+    let transposed = weights[0].reshape([CONVOLUTION.channels, CONVOLUTION.width]).unwrap();
+    refused(&plain().linear(of([(weights[2].clone(), None), (transposed, None)])), &rules::GRAPH_INPUTS);
+    let bias = stream.upload(&[bf16::ONE; CONVOLUTION.channels], [CONVOLUTION.channels]).unwrap();
+    let one_bias = of([(weights[2].clone(), Some(bias)), (weights[0].clone(), None)]);
+    refused(&plain().linear(one_bias), &rules::GRAPH_INPUTS);
+    refused(&limits(&weights, 1).tokens_each(0), &rules::GRAPH_SIZE);
     let large = GraphLimits::new([SLOTS + 1], 64).linear(linear(&weights));
-    assert_eq!(id(capture(&attention, &stream, &large)), "recurrent_delta.pool");
+    let large = capture(&attention, &stream, &large);
+    let advice = large.as_ref().map(drop).unwrap_err().to_string();
+    assert!(advice.contains(&format!("at least {} slots", SLOTS + 1)), "{advice}");
+    assert_eq!(id(large), "recurrent_delta.pool");
     // A model without such layers takes no limits of them.
     let full = Attention::of_groups(1, [group(&stream, 0)]).unwrap();
     is(capture(&full, &stream, &plain().linear(linear(&weights))).map(drop), &rules::GRAPH_INPUTS);
