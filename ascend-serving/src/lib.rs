@@ -189,10 +189,10 @@ pub mod prelude {
     };
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backends,
-        BatchRequest, BatchSettings, Causality, DraftTree, Drafting, FusedAttention, GraphLimits, LatentForm,
-        LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, Mla, PagedDecode, PrefixCache,
-        QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step, StepCall, StepContext,
-        StepProgram, TreeGraphs, TreeRequest, TreeVerification, TwoFusedCalls,
+        BatchRequest, BatchSettings, Causality, ContextAttention, DraftTree, Drafting, FusedAttention, GraphLimits,
+        LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, LinearCapture, Mla, PagedDecode,
+        PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step, StepCall,
+        StepContext, StepProgram, TreeGraphs, TreeRequest, TreeVerification, TwoFusedCalls,
     };
 }
 

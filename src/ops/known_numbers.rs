@@ -64,7 +64,7 @@ impl<C: NumbersCheck<N>, const N: usize> KnownNumbers<C, N> {
     }
 
     /// Waits for a stream, then replaces the numbers in tensors of as many INT32, and waits for that. What a plan
-    /// refuses is not replaced. Where writing itself fails, plans refuse the numbers until they are overwritten again.
+    /// refuses is not replaced. Where writing itself fails, new plans refuse the numbers until they are overwritten again.
     /// `on_device` says how a tensor holds its numbers.
     pub(crate) fn overwrite(
         &self,

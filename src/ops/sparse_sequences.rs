@@ -112,8 +112,9 @@ impl SparseSequences {
     /// those of native sparse attention; [`Error::Violation`] for what a plan refuses that was made of the sequences or
     /// of a clone of them, also of one that was dropped, since its launches may be captured. Nothing is replaced then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
-    /// [`Stream::synchronize`]. Where writing itself fails, plans refuse the sequences until they are overwritten
-    /// again.
+    /// [`Stream::synchronize`]. Where writing itself fails, nothing is planned with the sequences until they are
+    /// overwritten again; launches and replays of earlier plans read what is there, and have to wait. No other thread
+    /// may queue work meanwhile that reads them.
     pub fn overwrite(
         &self,
         stream: &Stream,

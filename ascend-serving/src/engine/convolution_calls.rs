@@ -33,8 +33,8 @@ pub(crate) struct ConvolutionRows {
 }
 
 impl ConvolutionRows {
-    /// The numbers of a step of these states, over windows of `front` rows, that is padded to `requests` requests of
-    /// `rows` rows. Rows of padding are left out.
+    /// The numbers of a step of these states, over windows of `front` rows, that is padded to `requests` requests
+    /// with `rows` rows together. Rows of padding are left out.
     pub(crate) fn of(front: usize, states: &[StateLease], (requests, rows): (usize, usize)) -> Self {
         let states = || states.iter().filter(|state| state.new_tokens() > 0);
         let requests = requests.max(states().count());

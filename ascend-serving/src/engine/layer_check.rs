@@ -183,7 +183,7 @@ impl StepRows {
             return Err(Violation::new(
                 &rules::STEP_HEADS,
                 of_shape(),
-                format_args!("[{rows}, {heads}, {dim}], as the `AttentionShape` has it"),
+                format_args!("[{rows}, {heads}, {dim}]"),
                 fixes[1],
             ));
         }

@@ -31,8 +31,8 @@ use super::linear_replay::{CapturedLinear, LinearReplay};
 /// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
 /// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
 /// [`FusedAttention`](crate::FusedAttention) and [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists
-/// them. Layers of linear attention have two graphs, one of the convolution in front and one of RecurrentGatedDeltaRule
-/// ([`GraphLimits::linear`]). Over a cache of latents the queries are absorbed
+/// them. A layer of linear attention has a graph of RecurrentGatedDeltaRule, and one of the convolution in front where
+/// the states have one ([`GraphLimits::linear`]). Over a cache of latents the queries are absorbed
 /// ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)). From [`Attention::capture`] or
 /// [`Attention::capture_layers`].
 ///
@@ -106,7 +106,8 @@ impl<T: Element> Attention<T> {
     /// call; as for [`Graph::capture`](ascend_attention::Graph::capture).
     ///
     /// With layers of linear attention [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for limits that do not say what
-    /// these have, or weights of other layers; [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for more than 8 tokens of a
+    /// these have, and for other heads of keys, weights or biases than the states are for;
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for more than 8 tokens of a
     /// request; as for
     /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), which
     /// from CANN 9.1 on takes no more rows than the pool has slots, and for
@@ -324,7 +325,9 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, and if the step before was on another stream and its end is not known; with layers of
-    /// linear attention as for [`Attention::begin`]. The metadata is unchanged then.
+    /// linear attention as for [`Attention::begin`]. The metadata is unchanged then. A step that is begun has padded it
+    /// to the captured size, also where the step is given up: a step without graphs then takes the padding's rows too
+    /// ([`AttentionMetadata::tokens`]).
     ///
     /// Errors of the device while lengths are planned and buffers filled, such as
     /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the

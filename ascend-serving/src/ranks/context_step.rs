@@ -54,6 +54,57 @@ impl<T: Element> ContextAttention<T> {
     ///
     /// The step keeps the keys and values of its requests in one layer, those of all ranks, in memory of its own.
     ///
+    /// Of the heads of all ranks those over one key head are behind each other, rank after rank: where a rank has `g`
+    /// query heads over each key head, head `k g + j` of rank `r` is head `(k P + r) g + j` of the query here.
+    ///
+    /// ```
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// use ascend_attention::comm::Communicator;
+    /// use ascend_attention::{Runtime, bf16};
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+    /// use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, Result};
+    ///
+    /// /// A prompt of 33 tokens by rows, then a token of it by heads; a rank has 2 of 4 heads.
+    /// fn rank(communicator: Communicator) -> Result<()> {
+    ///     let stream = communicator.device().stream()?;
+    ///     let cache = PagedKvCache::<bf16>::new(
+    ///         stream.device(),
+    ///         8,
+    ///         128,
+    ///         CacheShape::new(1, 1, 64),
+    ///         PadPolicy::SkipNegative,
+    ///     )?;
+    ///     let mut attention = ContextAttention::new(communicator, AttentionShape::new(2, 1, 64), cache, 16)?;
+    ///     let ones = |rows: usize, heads: usize| stream.upload(&vec![bf16::ONE; rows * heads * 64], [rows, heads, 64]);
+    ///     let mut sequence = attention.sequence();
+    ///     attention.grow(&stream, &mut sequence, 33)?;
+    ///     let mut step = attention.begin_rows(&stream, &[BatchRequest::of(&sequence, 33)])?;
+    ///     // Positions of the rank's tokens, in the order in which it brings their rows: a chunk in front, one behind.
+    ///     let own: Vec<usize> = step.rows().iter().cloned().flatten().collect();
+    ///     let (query, key) = (ones(own.len(), 4)?, ones(own.len(), 1)?);
+    ///     assert_eq!(step.forward(0, (&query, &key, &key))?.shape(), [own.len(), 4, 64]);
+    ///     step.end()?;
+    ///
+    ///     attention.grow(&stream, &mut sequence, 1)?;
+    ///     let mut step = attention.begin(&stream, &[BatchRequest::of(&sequence, 1)])?;
+    ///     let (query, key) = (ones(1, 2)?, ones(1, 1)?);
+    ///     assert_eq!(step.forward(0, (&query, &key, &key))?.shape(), [1, 2, 64]);
+    ///     step.end()?;
+    ///     Ok(stream.synchronize()?)
+    /// }
+    ///
+    /// let runtime = Runtime::emulated()?;
+    /// let ranks = Communicator::all(&[runtime.device(0)?, runtime.device(1)?])?;
+    /// std::thread::scope(|scope| {
+    ///     let threads: Vec<_> = ranks.into_iter().map(|communicator| scope.spawn(|| rank(communicator))).collect();
+    ///     threads.into_iter().try_for_each(|thread| thread.join().expect("a rank panicked"))
+    /// })?;
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As for [`begin`](Self::begin); [`POOL_SIZE`](crate::rules::POOL_SIZE) for more keys than have slots, and
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) behind cached tokens where a token's row in the cache is not
