@@ -12,7 +12,7 @@ mod pairs;
 
 use std::process::ExitCode;
 
-use ascend_attention::chunk_delta_rule::ChunkGatedDeltaRule;
+use ascend_attention::chunk_delta_rule::{ChunkDeltaOutput, ChunkGatedDeltaRule};
 use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};
 use ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule;
 use ascend_attention::{Result, Runtime, Stream, Tensor, bf16};
@@ -60,7 +60,11 @@ impl Tokens {
 
 fn prompt(stream: &Stream, pairs: usize) -> Result<()> {
     let whole = Tokens::new(stream, TOKENS)?;
-    let begin = DeltaStates::zeroed::<bf16>(stream.device(), 1, HEADS, DIM, DIM)?;
+    let states = || DeltaStates::zeroed::<bf16>(stream.device(), 1, HEADS, DIM, DIM);
+    let (begin, end) = (states()?, states()?);
+    // Outputs are written where they are, as steps of an engine do: new memory would be timed with either.
+    let output = |tokens: usize| Tensor::empty(stream.device(), [tokens, HEADS, DIM]);
+    let mut whole_output = ChunkDeltaOutput::new(output(TOKENS)?, &end);
     let inputs = (whole.tensors(), &begin);
     let plan = ChunkGatedDeltaRule::new(1.0).plan(&DeltaSequences::of_lengths(stream, &[TOKENS])?, inputs)?;
     for (tokens, name) in STEPS {
@@ -72,13 +76,16 @@ fn prompt(stream: &Stream, pairs: usize) -> Result<()> {
         let steps: Vec<Tokens> = steps.collect::<Result<_>>()?;
         let of_step = RecurrentGatedDeltaRule::new(1.0).plan(&sequences, (steps[0].tensors(), &pool))?;
 
+        let mut step_output = output(tokens)?;
         let mut measured = Vec::new();
         for _ in 0..=pairs {
-            let recurrence =
-                || steps.iter().try_for_each(|step| of_step.launch(stream, (step.tensors(), &pool)).map(drop));
+            let recurrence = || {
+                let mut steps = steps.iter();
+                steps.try_for_each(|step| of_step.launch_into(stream, (step.tensors(), &pool), &mut step_output))
+            };
             measured.push([
                 1e3 * seconds(stream, recurrence)?,
-                1e3 * seconds(stream, || plan.launch(stream, inputs).map(drop))?,
+                1e3 * seconds(stream, || plan.launch_into(stream, inputs, &mut whole_output))?,
             ]);
         }
         // The first pair touches all memory.
