@@ -14,22 +14,11 @@ use crate::error::Result;
 use crate::rules;
 use crate::split_kv::{SplitLimits, key_ranges};
 
-use super::backend::AttentionBackend;
 use super::program::StepProgram;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, check_single_tokens, merges_sinks};
 
-/// Split-KV decoding, for layers without a window that hides keys: the keys of each request are cut into ranges. One
-/// packed call (TND) computes the first range of every request, one the second, and so on; the device combines them
-/// by their log-sum-exps.
-///
-/// The fused operators of CANN split long contexts on their own, so that this is not for speed where they do. It is
-/// for steps whose parts the caller has to choose: with [`SplitDecode::Tiles`] no request's result depends on the
-/// lengths of the others, as long as the operator computes a row over one tile alike in every batch.
-///
-/// Sinks are counted by the first part on Ascend 950, where its log-sum-exps are known to include them, and refused
-/// elsewhere. Parts are rounded to the query's type before they are merged. [`FusedAttention`](crate::FusedAttention)
-/// lists what packed calls take in each release.
+/// How [`Backend::SplitDecode`](crate::Backend::SplitDecode) cuts the keys of each request into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SplitDecode {
@@ -56,6 +45,14 @@ pub enum SplitDecode {
 impl SplitDecode {
     /// Most parts of a request, which is the most that a merge takes.
     pub const MAX_PARTS: usize = UpdateCall::MAX_PARTS;
+
+    /// How to cut keys by the sizes in text, `KEYS` or `KEYS:PARTS`.
+    pub(super) fn of_sizes(sizes: &str) -> Option<Self> {
+        Some(match sizes.split_once(':') {
+            None => Self::Tiles(sizes.parse().ok()?),
+            Some((keys, most)) => Self::Capped { keys: keys.parse().ok()?, max_splits: most.parse().ok()? },
+        })
+    }
 
     /// The ranges of keys of each request.
     fn ranges(&self, step: &StepContext<'_>) -> Result<Vec<Vec<Range<usize>>>, Violation> {
@@ -103,32 +100,29 @@ impl SplitDecode {
     }
 }
 
-impl<T: Element> AttentionBackend<T> for SplitDecode {
-    fn name(&self) -> &'static str {
-        "split_decode"
-    }
-
-    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        let metadata = step.metadata;
-        let causality = step.mask.causality()?.over(metadata.longest());
-        let takes = metadata.state() == AttentionState::DecodeOnly
-            && causality == Causality::Causal
-            && merges_sinks(step, first)?;
-        let allowed = "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone";
-        let fix = rules::BACKEND_SPLIT.fix;
-        check_single_tokens(step, first, takes, &rules::BACKEND_SPLIT, [allowed, fix])?;
-        let ranges = self.ranges(step)?;
-        let most = ranges.iter().map(Vec::len).max().unwrap_or(0);
-        let parts = (0..most).map(|part| part_call(step, &ranges, part));
-        let program = StepProgram::new(parts.collect::<Result<Vec<_>>>()?);
-        // The lowest `parts` bits set; there are at most 16 parts.
-        let bits = |parts: usize| u16::MAX.unbounded_shr(16u32.saturating_sub(parts as u32));
-        let rows = ranges.iter().map(|ranges| PartsOfRows { rows: 1, parts: bits(ranges.len()) });
-        Ok(match most {
-            0 | 1 => program,
-            _ => program.merged(rows.collect()),
-        })
-    }
+pub(super) fn program<T: Element>(
+    split: &SplitDecode,
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+) -> Result<StepProgram<T>> {
+    let metadata = step.metadata;
+    let causality = step.mask.causality()?.over(metadata.longest());
+    let takes =
+        metadata.state() == AttentionState::DecodeOnly && causality == Causality::Causal && merges_sinks(step, first)?;
+    let allowed = "one token a request, causal, no window that hides keys, and sinks on Ascend 950 alone";
+    let fix = rules::BACKEND_SPLIT.fix;
+    check_single_tokens(step, first, takes, &rules::BACKEND_SPLIT, [allowed, fix])?;
+    let ranges = split.ranges(step)?;
+    let most = ranges.iter().map(Vec::len).max().unwrap_or(0);
+    let parts = (0..most).map(|part| part_call(step, &ranges, part));
+    let program = StepProgram::new(parts.collect::<Result<Vec<_>>>()?);
+    // The lowest `parts` bits set; there are at most 16 parts.
+    let bits = |parts: usize| u16::MAX.unbounded_shr(16u32.saturating_sub(parts as u32));
+    let rows = ranges.iter().map(|ranges| PartsOfRows { rows: 1, parts: bits(ranges.len()) });
+    Ok(match most {
+        0 | 1 => program,
+        _ => program.merged(rows.collect()),
+    })
 }
 
 /// The call of part number `part` of every request; a request without that part has no keys in the call.

@@ -6,8 +6,8 @@ use ascend_serving::kv::{
     Audit, AuditRequest, BlockPool, CacheShape, KernelBlocks, PadPolicy, PageTable, PagedKvCache,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, CustomMask, DraftTree, Error,
-    FusedAttention, GraphLimits, LayerGroup, MaskExtent, PackedBits, TokenIndices, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, Causality, CustomMask, DraftTree,
+    Error, GraphLimits, LayerGroup, MaskExtent, PackedBits, TokenIndices, rules,
 };
 
 #[test]
@@ -99,7 +99,7 @@ fn endless_lists_are_cut_and_refused() {
         let shape = CacheShape::new(layers, 1, 64);
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-        (AttentionShape::new(1, 1, 64), cache, Backends::none().with(FusedAttention))
+        (AttentionShape::new(1, 1, 64), cache, Backends::none().with(Backend::Fused))
     };
     let group = |layers: usize, named: usize| {
         let (shape, cache, backends) = parts(layers);
@@ -114,7 +114,7 @@ fn endless_lists_are_cut_and_refused() {
     let groups = std::iter::repeat_with(|| group(0, 0));
     let refused = Attention::of_groups(1, groups).unwrap_err();
     assert_eq!(refused.rule, &rules::GROUP_LAYERS);
-    let backends = Backends::<bf16>::none().with(FusedAttention);
+    let backends = Backends::<bf16>::none().with(Backend::Fused);
     let refused = backends.prefer(std::iter::repeat(0), &AttentionState::ALL, "fused").unwrap_err();
     assert_eq!(refused.rule, &rules::BACKEND_LAYERS);
 

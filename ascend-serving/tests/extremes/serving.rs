@@ -6,12 +6,11 @@ use ascend_attention::attention::PerRequest;
 use ascend_attention::{bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask, DraftSource,
-    DraftTree, Drafting, EncoderAttention, FusedAttention, GraphLimits, IndexerTensors, LatentForm, LatentTensors,
-    LayerInputs, LayerMask, LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention, PackedBits,
-    PageIndices, PagedDecode, RecordedBatch, SampledDrafts, SharedPrefixDecode, SparseLatent, SparseTensors,
-    SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest, TreeVerification, TwoFusedCalls,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting, EncoderAttention,
+    GraphLimits, IndexerTensors, LatentForm, LatentTensors, LayerInputs, LayerMask, LocalBatch, MaskExtent,
+    MultiItemPrompt, NamedMask, PackedBits, PageIndices, RecordedBatch, SampledDrafts, SharedPrefixDecode,
+    SparseLatent, SparseTensors, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
 };
 
 use crate::draw::Draw;
@@ -88,15 +87,16 @@ impl Request {
     }
 }
 
-fn split_decode(draw: &mut Draw) -> SplitDecode {
-    match NonZeroUsize::new(draw.usize()) {
+fn split_decode(draw: &mut Draw) -> Backend {
+    Backend::SplitDecode(match NonZeroUsize::new(draw.usize()) {
         Some(tile) if draw.bool() => SplitDecode::Tiles(tile),
         _ => SplitDecode::Balanced { max_splits: draw.usize(), cores: draw.usize() },
-    }
+    })
 }
 
-fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
-    SharedPrefixDecode { min_requests: draw.usize(), min_shared_keys: draw.usize(), min_saved_keys: draw.usize() }
+fn shared_prefix(draw: &mut Draw) -> Backend {
+    let [min_requests, min_shared_keys, min_saved_keys] = [draw.usize(), draw.usize(), draw.usize()];
+    Backend::SharedPrefixDecode(SharedPrefixDecode { min_requests, min_shared_keys, min_saved_keys })
 }
 
 /// Limits of graphs for one or two requests of a cache of four blocks of 16 tokens.
@@ -356,7 +356,7 @@ pub const CALLS: &[Call] = &[
         let _ = parallel.split(&[request], PadPolicy::SkipNegative);
     }),
     ("Backends::prefer", |draw| {
-        let backends = Backends::<bf16>::none().with(FusedAttention);
+        let backends = Backends::<bf16>::none().with(Backend::Fused);
         let _ = backends.prefer(draw.usize()..draw.usize(), &AttentionState::ALL, "fused");
     }),
     ("a step of an engine", |draw| {
@@ -365,12 +365,12 @@ pub const CALLS: &[Call] = &[
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
         let backends = Backends::none()
             .with(shared_prefix(draw))
-            .with(CascadePrefill)
-            .with(ChunkedLocalAttention)
+            .with(Backend::CascadePrefill)
+            .with(Backend::ChunkedLocal)
             .with(split_decode(draw))
-            .with(TwoFusedCalls)
-            .with(PagedDecode)
-            .with(FusedAttention);
+            .with(Backend::FusedInTwo)
+            .with(Backend::PagedDecode)
+            .with(Backend::Fused);
         let backends = match draw.bool() {
             true => backends,
             false => backends.memory_limit(draw.usize(), draw.usize()),
@@ -415,7 +415,7 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, 2, 2, usize::MAX]), 1, 64);
-        let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
+        let backends = Backends::none().with(Backend::NamedMask).with(Backend::Fused);
         let attention = Attention::new(heads, cache, backends);
         let limits = match fits {
             true => fitting_limits(),
@@ -466,7 +466,7 @@ pub const CALLS: &[Call] = &[
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap();
         let heads = AttentionShape::latent(draw.of(&[1, 2, 2, 2, usize::MAX]));
-        let attention = Attention::new(heads, cache, Backends::none().with(Mla::new()));
+        let attention = Attention::new(heads, cache, Backends::none().with(Backend::MLA));
         let limits = match fits {
             true => fitting_limits(),
             false => graph_limits(draw),

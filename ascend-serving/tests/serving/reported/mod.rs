@@ -21,8 +21,8 @@ use ascend_serving::kv::{
     check_slots,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Error, FusedAttention, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, Drafting, Error, StatePolicy, rules,
 };
 
 const DIM: usize = 64;
@@ -44,7 +44,7 @@ fn engine(stream: &Stream) -> Attention<bf16> {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 32, 128, shape, pad).unwrap();
-    Attention::new(AttentionShape::new(1, 1, DIM), cache, Backends::none().with(FusedAttention))
+    Attention::new(AttentionShape::new(1, 1, DIM), cache, Backends::none().with(Backend::Fused))
 }
 
 fn rows(stream: &Stream, tokens: usize) -> Tensor<bf16> {
@@ -199,7 +199,7 @@ fn block_sizes_of_cache_and_kernel() {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 16, shape, pad).unwrap();
-    let backends = Backends::none().with(FusedAttention);
+    let backends = Backends::none().with(Backend::Fused);
     let mut engine = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
     let settings = settings_of(8, 16, Causality::Causal);
     let batch = [request(5, 3, &[3])];
