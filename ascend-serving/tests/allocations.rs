@@ -226,13 +226,13 @@ fn layers_over_an_encoder_allocate_nothing() {
     });
     assert_eq!(crossed, 0, "200 layers over encoder keys allocated {crossed} times");
 
-    let encoder = EncoderAttention::new(AttentionShape::new(4, 2, 64)).unwrap();
     let lengths = PerRequest::new(vec![2, 1]).unwrap();
     let keys = rows(3, 2);
-    let plan = encoder.plan(&stream, &lengths, (&query, &keys, &keys)).unwrap();
+    let shape = AttentionShape::new(4, 2, 64);
+    let encoder = EncoderAttention::plan(shape, &stream, &lengths, (&query, &keys, &keys)).unwrap();
     let alone = in_steady_state(|| {
         for _ in 0..LAYERS {
-            plan.launch_into(&stream, (&query, &keys, &keys), &mut output).unwrap();
+            encoder.launch_into(&stream, (&query, &keys, &keys), &mut output).unwrap();
         }
         stream.synchronize().unwrap();
     });

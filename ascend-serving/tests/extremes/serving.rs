@@ -10,7 +10,7 @@ use ascend_serving::{
     Causality, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting, EncoderAttention,
     GraphLimits, IndexerTensors, LatentForm, LatentTensors, LayerInputs, LayerMask, LocalBatch, MaskExtent,
     MultiItemPrompt, NamedMask, PackedBits, PageIndices, RecordedBatch, SampledDrafts, SharedPrefixDecode,
-    SparseLatent, SparseTensors, SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
+    SparseLatent, SparseTensors, SplitDecode, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
 };
 
 use crate::draw::Draw;
@@ -87,11 +87,12 @@ impl Request {
     }
 }
 
-fn split_decode(draw: &mut Draw) -> Backend {
-    Backend::SplitDecode(match NonZeroUsize::new(draw.usize()) {
-        Some(tile) if draw.bool() => SplitDecode::Tiles(tile),
+fn split(draw: &mut Draw) -> SplitDecode {
+    match NonZeroUsize::new(draw.usize()).zip(NonZeroUsize::new(draw.usize())) {
+        Some((tile, _)) if draw.bool() => SplitDecode::Tiles(tile),
+        Some((keys, max_splits)) if draw.bool() => SplitDecode::Capped { keys, max_splits },
         _ => SplitDecode::Balanced { max_splits: draw.usize(), cores: draw.usize() },
-    })
+    }
 }
 
 fn shared_prefix(draw: &mut Draw) -> Backend {
@@ -192,11 +193,9 @@ pub const CALLS: &[Call] = &[
         let drafting = draw.of(&[None, Some(Drafting::Mtp), Some(Drafting::Other)]);
         let _ = StatePolicy::new(draw.bool(), drafting).state(&requests);
     }),
-    ("SplitLimits", |draw| {
-        let limits =
-            SplitLimits { max_splits: draw.usize(), cores: draw.usize(), heads: draw.usize(), kv_heads: draw.usize() };
-        let _ = limits.balanced(&lengths(draw));
-        let _ = SplitLimits::by_tiles(&lengths(draw), draw.usize());
+    ("SplitDecode", |draw| {
+        let (split, shape) = (split(draw), AttentionShape::new(draw.usize(), draw.usize(), 64));
+        let _ = split.parts(&lengths(draw), shape);
     }),
     ("LocalBatch", |draw| {
         let table = table(draw);
@@ -207,9 +206,6 @@ pub const CALLS: &[Call] = &[
     ("EncoderAttention", |draw| {
         let stream = crate::stream();
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), draw.of(&[0, 1, 2]), 64);
-        let Ok(encoder) = EncoderAttention::new(heads) else {
-            return;
-        };
         let tokens = draw.of(&[1usize, 2, 8]);
         let rows = |heads: usize| {
             let ones = vec![bf16::ONE; tokens * heads * 64];
@@ -220,9 +216,9 @@ pub const CALLS: &[Call] = &[
             true => lengths(draw),
             false => PerRequest::new(vec![tokens - 1, 0, 1]).unwrap(),
         };
-        if let Ok(plan) = encoder.plan(&stream, &lengths, (&query, &key, &key)) {
-            plan.launch(&stream, (&query, &key, &key)).unwrap();
-            let _ = plan.launch(&stream, (&key, &query, &key));
+        if let Ok(encoder) = EncoderAttention::plan(heads, &stream, &lengths, (&query, &key, &key)) {
+            encoder.launch(&stream, (&query, &key, &key)).unwrap();
+            let _ = encoder.launch(&stream, (&key, &query, &key));
         }
     }),
     ("CrossAttention", |draw| {
@@ -367,7 +363,7 @@ pub const CALLS: &[Call] = &[
             .with(shared_prefix(draw))
             .with(Backend::CascadePrefill)
             .with(Backend::ChunkedLocal)
-            .with(split_decode(draw))
+            .with(Backend::SplitDecode(split(draw)))
             .with(Backend::FusedInTwo)
             .with(Backend::PagedDecode)
             .with(Backend::Fused);

@@ -8,6 +8,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ascend_attention::attention::PerRequest;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
@@ -47,8 +48,9 @@ fn heads_that_do_not_divide_are_refused_where_they_are_said() {
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
         let limits = GraphLimits::new([1], 100);
+        let (lengths, rows) = (PerRequest::new(vec![1]).unwrap(), stream.upload(&[bf16::ONE; 64], [1, 1, 64]).unwrap());
         let refused = [
-            EncoderAttention::new(shape).map(drop),
+            EncoderAttention::plan(shape, &stream, &lengths, (&rows, &rows, &rows)).map(drop),
             CrossAttention::new(shape, of_cache()).map(drop),
             attention.capture(&stream, Causality::Causal, &limits).map(drop),
             attention.backend_choices(&stream, 0, Causality::Causal, None).map(drop),

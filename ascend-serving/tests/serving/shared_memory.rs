@@ -114,16 +114,16 @@ fn the_cache_is_no_place_for_an_output() {
 #[test]
 fn outputs_over_what_an_encoder_reads_are_refused() {
     let stream = harness::stream();
-    let encoder = EncoderAttention::new(AttentionShape::new(HEADS, HEADS, DIM)).unwrap();
+    let shape = AttentionShape::new(HEADS, HEADS, DIM);
     let buffer = stream.upload(&[bf16::ZERO; 96 * HEADS * DIM], [96, HEADS, DIM]);
     let buffer = buffer.unwrap();
     let part = |first: usize| buffer.narrow(0, first..first + 24).unwrap();
     let [query, key, value] = [0, 24, 48].map(part);
     let lengths = PerRequest::new(vec![8, 16]).unwrap();
-    let plan = encoder.plan(&stream, &lengths, (&query, &key, &value)).unwrap();
+    let encoder = EncoderAttention::plan(shape, &stream, &lengths, (&query, &key, &value)).unwrap();
     for first in [0, 1, 23, 30, 60, 71, 72] {
         let mut output = part(first);
-        let done = plan.launch_into(&stream, (&query, &key, &value), &mut output);
+        let done = encoder.launch_into(&stream, (&query, &key, &value), &mut output);
         match first < 72 {
             true => assert!(shares_memory(&done.unwrap_err())),
             false => done.unwrap(),
