@@ -3,7 +3,7 @@
 use ascend_attention::attention::PerRequest;
 use ascend_attention::{Tensor, bf16, f16};
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, CacheShape, KernelBlocks, PadPolicy, PageTable, PagedKvCache,
+    Audit, AuditRequest, BlockPool, CacheShape, PadPolicy, PageTable, PagedKvCache, kernel_blocks,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, Causality, CustomMask, DraftTree,
@@ -83,11 +83,12 @@ fn extents_are_compared_with_the_words_before_anything_is_unpacked() {
 
 #[test]
 fn a_block_of_billions_of_kernel_blocks_is_refused() {
-    let refused = KernelBlocks::new(usize::MAX, 1).unwrap_err();
-    assert_eq!(refused.rule, &rules::BLOCK_SPLIT);
-    let most = KernelBlocks::new(KernelBlocks::MAX_TIMES, 1).unwrap();
-    assert_eq!(most.split_row(&[1]).unwrap().len(), most.times());
-    let rows = most.split_row(&[0; 4096]).unwrap_err();
+    const MOST: usize = 1 << 16;
+    for blocks in [MOST + 1, usize::MAX] {
+        assert_eq!(kernel_blocks(&[], blocks, 1).unwrap_err().rule, &rules::BLOCK_SPLIT);
+    }
+    assert_eq!(kernel_blocks(&[1], MOST, 1).unwrap().len(), MOST);
+    let rows = kernel_blocks(&[0; 4096], MOST, 1).unwrap_err();
     assert_eq!(rows.rule, &rules::TABLE_ROW, "more than this program may allocate");
 }
 

@@ -17,8 +17,8 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, CacheShape, Interleave, KernelBlocks, PadPolicy, PagedKvCache, Sequence,
-    check_slots,
+    Audit, AuditRequest, BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence, check_slots,
+    kernel_blocks,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
@@ -188,10 +188,9 @@ fn block_table_of_another_group() {
 /// 7528, sgl-project/sglang 25169, 38196: block sizes that the kernel does not take.
 #[test]
 fn block_sizes_of_cache_and_kernel() {
-    let error = KernelBlocks::new(16, 128).unwrap_err();
+    let error = kernel_blocks(&[2], 16, 128).unwrap_err();
     assert_eq!(error.rule, &rules::BLOCK_SPLIT);
-    let split = KernelBlocks::new(384, 128).unwrap();
-    assert_eq!(split.split_row(&[2]).unwrap(), [6, 7, 8]);
+    assert_eq!(kernel_blocks(&[2], 384, 128).unwrap(), [6, 7, 8]);
 
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
