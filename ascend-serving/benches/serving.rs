@@ -8,9 +8,8 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::{Device, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    FusedAttention, LayerGroup, LayerTensors, PagedDecode, RangeCheck, SharedPrefixDecode, StatePolicy, StepContext,
-    StepPlan,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, LayerGroup, LayerTensors, RangeCheck, SharedPrefixDecode, StatePolicy, StepContext, StepPlan,
 };
 use divan::Bencher;
 
@@ -93,7 +92,7 @@ fn forward_with_range_check(bencher: Bencher<'_, '_>, check: &str) {
     let stream = Runtime::emulated().unwrap().device(0).unwrap().stream().unwrap();
     let shape = CacheShape::new(LAYERS, 2, 128);
     let cache = PagedKvCache::<bf16>::new(stream.device(), 512, 128, shape, PadPolicy::SkipNegative).unwrap();
-    let backends = Backends::none().with(FusedAttention);
+    let backends = Backends::none().with(Backend::Fused);
     let mut attention = Attention::new(AttentionShape::new(8, 2, 128), cache, backends);
     let check = (check == "always").then(RangeCheck::always);
     attention.set_range_check(check).unwrap();
@@ -225,19 +224,19 @@ impl SharedPrefix {
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_by_fused(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    SharedPrefix::new(&device, sizes).bench(bencher, &FusedAttention);
+    SharedPrefix::new(&device, sizes).bench(bencher, &Backend::Fused);
 }
 
 /// Each request reads its prefix, by the operator's decode path.
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_by_paged_decode(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    SharedPrefix::new(&device, sizes).bench(bencher, &PagedDecode);
+    SharedPrefix::new(&device, sizes).bench(bencher, &Backend::PagedDecode);
 }
 
 /// The prefix is read once.
 #[divan::bench(args = SharedPrefix::SIZES, sample_count = 10)]
 fn shared_prefix_read_once(bencher: Bencher<'_, '_>, sizes: (usize, usize)) {
     let device = Runtime::emulated().unwrap().device(0).unwrap();
-    SharedPrefix::new(&device, sizes).bench(bencher, &SharedPrefixDecode::ALWAYS);
+    SharedPrefix::new(&device, sizes).bench(bencher, &Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS));
 }

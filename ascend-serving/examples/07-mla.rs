@@ -135,7 +135,7 @@ fn main() -> Result<()> {
     let cache = PagedKvCache::new(&device, BLOCKS, BLOCK_SIZE, cache, pad)?;
     let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
     // Room for 48 cached tokens at a time, so that the later chunks of the prompt read what is cached in several.
-    let mla = Mla::new().workspace_bytes(48 * 2 * (LATENT + ROPE + HEADS * (2 * DIM + ROPE)));
+    let mla = Backend::Mla { workspace_bytes: 48 * 2 * (LATENT + ROPE + HEADS * (2 * DIM + ROPE)) };
     let mut attention = Attention::new(shape, cache, Backends::none().with(mla));
     let mut sequence = Sequence::new(attention.cache().pool());
 
@@ -169,7 +169,7 @@ fn main() -> Result<()> {
         let metadata = AttentionMetadata::new(&batch, settings)?;
 
         // Short steps read the latents as they are; for prompts, keys and values are projected out of them.
-        let absorbed = Mla::absorbs(&metadata);
+        let absorbed = metadata.absorbs_queries();
         let up_project = |stream: &Stream, _: usize, rows: LatentRows<'_, bf16>, out: &UpProjected<bf16>| {
             model.up_project(stream, rows, out)
         };

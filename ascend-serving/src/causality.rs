@@ -31,7 +31,7 @@ pub enum Causality {
     Window(NonZeroUsize),
     /// Its own key and those before in its chunk: the context is divided into chunks of this number of tokens, from
     /// its first token on (chunked local attention, `attention_chunk_size` of Llama 4). For the backend
-    /// [`ChunkedLocalAttention`](crate::ChunkedLocalAttention).
+    /// [`Backend::ChunkedLocal`](crate::Backend::ChunkedLocal).
     Chunk(NonZeroUsize),
 }
 
@@ -101,7 +101,7 @@ impl Causality {
             &rules::BACKEND_CHUNK,
             format_args!("{self:?}"),
             "bidirectional, causal, or a window",
-            "register `ChunkedLocalAttention`",
+            "register `Backend::ChunkedLocal`",
         )
     }
 

@@ -68,14 +68,10 @@
 //! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
 //!   ([`Backends::standard`]).
 //! - [`StepProgram`], [`StepCall`]: what a backend makes of a step, which steps launch and graphs record.
-//! - [`FusedAttention`], [`TwoFusedCalls`], [`PagedDecode`], [`BatchedQueries`]: backends by FusedInferAttentionScore.
-//! - [`PromptAndIncre`]: by PromptFlashAttention and IncreFlashAttention, for the Atlas inference series (310P).
-//! - [`QuantisedDecode`], [`QuantisedPrefill`], [`MxFp8Attention`]: over quantised caches.
-//! - [`Mla`]: multi-head latent attention, absorbed or plain; [`LatentTensors`] defines who projects what.
-//! - [`NamedMaskAttention`], [`ChunkedLocalAttention`]: named masks; attention within chunks, by the virtual requests
-//!   of a [`LocalBatch`].
-//! - [`CascadePrefill`], [`SharedPrefixDecode`]: cached prefixes computed separately, then merged.
-//! - [`SplitDecode`]: decode steps with the keys in parts that [`SplitLimits`] sets, or in tiles.
+//! - [`Backend`]: the backends of the library, by the operators of each product: packed calls and decoding ones; cached
+//!   prefixes computed separately ([`SharedPrefixDecode`]) and keys in parts ([`SplitDecode`]), then merged; quantised
+//!   caches; named masks; attention within chunks, by the virtual requests of a [`LocalBatch`]; multi-head latent
+//!   attention, where [`LatentTensors`] defines who projects what.
 //! - [`Backends::prefer`]: another backend for some layers in some kinds of steps.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
 //! - [`compare_backends`]: two ways to compute the same recorded steps: how far apart, and how long each takes.
@@ -128,7 +124,6 @@ mod prefix_states;
 mod ranks;
 pub mod rules;
 mod sharing;
-mod split_kv;
 
 pub use ascend_attention::Violation;
 pub use backends::*;
@@ -143,10 +138,10 @@ pub use drafts::{
 };
 pub use engine::{
     AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
-    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, EncoderPlan, Encoding,
-    IndexerTensors, KeyChoice, LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep,
-    NativeTensors, RangeCheck, RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison,
-    compare_backends, compare_caches,
+    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding, IndexerTensors, KeyChoice,
+    LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep, NativeTensors, RangeCheck,
+    RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, compare_backends,
+    compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{
@@ -160,7 +155,6 @@ pub use ranks::{
     ContextAttention, ContextGraphStep, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep,
     RankStep, RingAttention, TensorParallel,
 };
-pub use split_kv::SplitLimits;
 
 /// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a
 /// step.
@@ -188,11 +182,11 @@ pub mod prelude {
         QuantisedType, Sequence, StatePool, StateShape,
     };
     pub use crate::{
-        Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backends,
-        BatchRequest, BatchSettings, Causality, ContextAttention, DraftTree, Drafting, FusedAttention, GraphLimits,
-        LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, LinearCapture, Mla, PagedDecode,
-        PrefixCache, QuantisedDecode, QuantisedPrefill, RecordedBatch, SplitDecode, StatePolicy, Step, StepCall,
-        StepContext, StepProgram, TreeGraphs, TreeRequest, TreeVerification, TwoFusedCalls,
+        Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backend,
+        Backends, BatchRequest, BatchSettings, Causality, ContextAttention, DraftTree, Drafting, GraphLimits,
+        LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, LinearCapture, PrefixCache,
+        RecordedBatch, SplitDecode, StatePolicy, Step, StepCall, StepContext, StepProgram, TreeGraphs, TreeRequest,
+        TreeVerification,
     };
 }
 

@@ -222,18 +222,18 @@ ascend_attention::spec::library_rules! {
         "put the decodes first, and register a backend for other steps behind this one";
     BACKEND_PROMPT_AND_INCRE = "backend.prompt_and_incre",
         "PromptFlashAttention and IncreFlashAttention get layers without sinks, over contiguous caches",
-        "serve models with sinks by `FusedAttention`, on Atlas A2, A3 or Ascend 950";
+        "serve models with sinks by `Backend::Fused`, on Atlas A2, A3 or Ascend 950";
     BACKEND_MEMORY = "backend.memory",
         "a step needs no more memory besides the cache than the backends may take",
         "register a backend behind this one that needs less, divide the step, or give more by "
         "`Backends::memory_limit`";
     BACKEND_MASK = "backend.mask",
         "named masks go to their own backend, and it gets no others",
-        "register `NamedMaskAttention` in front for layers with named masks, and another backend behind it for the "
+        "register `Backend::NamedMask` in front for layers with named masks, and another backend behind it for the "
         "rest";
     BACKEND_CHUNK = "backend.chunk",
         "attention within chunks goes to its own backend, and it gets no other",
-        "register `ChunkedLocalAttention` for layers with chunks, and another backend behind it for the rest";
+        "register `Backend::ChunkedLocal` for layers with chunks, and another backend behind it for the rest";
     ITEM_STARTS = "item.starts",
         "the items of a prompt have tokens, and follow each other",
         "leave out empty items";
@@ -242,14 +242,14 @@ ascend_attention::spec::library_rules! {
         "let each token see itself; the rule is true for the keys that a token sees, not for those that are hidden";
     BACKEND_QUANTISED = "backend.quantised",
         "a quantised cache goes to the backends that take its scales, and they get no other",
-        "register `QuantisedDecode` and `QuantisedPrefill`, over MXFP8 `MxFp8Attention`, or make the cache by "
-        "`PagedKvCache::new`";
+        "register `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, or make the "
+        "cache by `PagedKvCache::new`";
     BACKEND_MX_FP8 = "backend.mxfp8",
         "the backend of MXFP8 gets causal layers without window and sinks",
         "give such layers a cache of their own with scales of channels or tokens";
     BACKEND_LATENT = "backend.latent",
         "latent attention goes to its own backend, which gets causal layers of it alone",
-        "register `Mla`, and make its layers by `LayerInputs::latent`";
+        "register `Backend::MLA`, and make its layers by `LayerInputs::latent`";
     SPARSE_CHOICE = "sparse.choice",
         "a layer of sparse attention reads keys that were chosen in its own step",
         "choose keys in each step by `SparseStep::choose`, and share a choice among the layers of its step alone";
@@ -309,7 +309,7 @@ ascend_attention::spec::library_rules! {
     LATENT_WORKSPACE = "latent.workspace",
         "the workspace of latent attention holds a cached token of each request, and divides no context into "
         "more chunks than there may be",
-        "give `Mla` a larger workspace, or make the batch smaller";
+        "give `Backend::Mla` a larger workspace, or make the batch smaller";
     BACKEND_CASCADE = "backend.cascade_prefill",
         "a cascade has new tokens behind cached ones, and no window that hides keys",
         "register a backend for packed queries behind this one";
@@ -326,8 +326,8 @@ ascend_attention::spec::library_rules! {
     BACKEND_DETERMINISTIC = "backend.deterministic",
         "deterministic attention is computed by backends whose rows' bits do not depend on the batch \
          (`AttentionBackend::is_batch_invariant`)",
-        "register a backend such as `FusedAttention` or `PagedDecode`, absorb the queries of latent attention, or \
-         leave `Attention::deterministic` out";
+        "register a backend such as `Backend::Fused` or `Backend::PagedDecode`, absorb the queries of latent \
+         attention, or leave `Attention::deterministic` out";
     DEVICE_DETERMINISTIC = "device.deterministic",
         "the device is asked for deterministic operators while deterministic attention plans, captures or replays",
         "call `Device::set_deterministic(true)`, and do not take it back: another `Attention::deterministic(false)` \
@@ -362,15 +362,15 @@ ascend_attention::spec::library_rules! {
         "leave empty requests out, and skip a step without any";
     BATCH_BLOCKS = "batch.blocks",
         "the requests of a packed call need at most as many blocks as the cache has, shared ones counted for each",
-        "preempt a request, or make the cache larger; `SharedPrefixDecode` reads shared blocks once, and `PagedDecode` "
-        "has no such limit";
+        "preempt a request, or make the cache larger; `Backend::SharedPrefixDecode` reads shared blocks once, and "
+        "`Backend::PagedDecode` has no such limit";
     STEP_CAUSALITY = "step.causality",
         "the tokens of a step see the keys that its layers, or its graphs, were made for",
         "make the metadata by `Attention::metadata` of these layers, or the settings with their causality; where all "
         "layers have another mask, set it in the metadata";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
-        "let the calls depend on the size alone, or capture with a backend such as `FusedAttention`, and compute this "
+        "let the calls depend on the size alone, or capture with a backend such as `Backend::Fused`, and compute this "
         "step without a graph";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask, sinks, weights or \

@@ -17,10 +17,9 @@ use ascend_serving::kv::{
     CacheShape, ChannelScales, Convolution, PadPolicy, PagedKvCache, QuantisedType, Sequence, StatePool, StateShape,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, CrossAttention, EncoderAttention, FusedAttention, GraphLimits, LatentForm, LatentTensors,
-    LayerGroup, LayerInputs, LayerMask, LinearCapture, Mla, NamedMask, NamedMaskAttention, PagedDecode,
-    QuantisedDecode, StatePolicy,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
+    CrossAttention, EncoderAttention, GraphLimits, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask,
+    LinearCapture, NamedMask, StatePolicy,
 };
 use ascend_testing::allocations;
 use ascend_testing::harness;
@@ -98,9 +97,9 @@ fn layers_over<T: Element + Default>(
 
 #[test]
 fn a_layer_of_a_decode_step_allocates_nothing() {
-    let packed = layers_of_a_step(Backends::<bf16>::none().with(FusedAttention), |_| None);
+    let packed = layers_of_a_step(Backends::<bf16>::none().with(Backend::Fused), |_| None);
     assert_eq!(packed, 0, "200 packed layers allocated {packed} times");
-    let decode = layers_of_a_step(Backends::<f16>::none().with(PagedDecode), |_| None);
+    let decode = layers_of_a_step(Backends::<f16>::none().with(Backend::PagedDecode), |_| None);
     assert_eq!(decode, 0, "200 layers allocated {decode} times");
 }
 
@@ -111,7 +110,7 @@ fn a_decoding_layer_over_an_int8_cache_allocates_nothing() {
     let shape = cache_shape();
     let scales = uniform_scales(&shape);
     let cache = PagedKvCache::<bf16>::quantised(&stream, 8, BLOCK, shape, pad, &scales).unwrap();
-    let backends = Backends::none().with(QuantisedDecode);
+    let backends = Backends::none().with(Backend::QuantisedDecode);
     let decode = layers_over(&stream, cache, backends, |_| None);
     assert_eq!(decode, 0, "200 layers allocated {decode} times");
 }
@@ -122,7 +121,7 @@ fn a_decoding_layer_over_latents_allocates_nothing() {
     let shape = CacheShape::latent(LAYERS * MOST_ROUNDS);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK, shape, pad).unwrap();
-    let backends = Backends::none().with(Mla::new());
+    let backends = Backends::none().with(Backend::MLA);
     let mut engine = Attention::new(AttentionShape::latent(2), cache, backends);
     let sequences = [3, 40].map(|len| {
         let mut sequence = Sequence::new(engine.cache().pool());
@@ -169,7 +168,7 @@ fn a_decoding_layer_over_floats_of_a_byte_allocates_nothing() {
     let scales = uniform_scales(&shape);
     for stored in [QuantisedType::Float8E4M3Fn, QuantisedType::HiFloat8] {
         let cache = PagedKvCache::<bf16>::quantised_as(&stream, 8, BLOCK, shape, pad, stored, &scales);
-        let backends = Backends::none().with(QuantisedDecode);
+        let backends = Backends::none().with(Backend::QuantisedDecode);
         let decode = layers_over(&stream, cache.unwrap(), backends, |_| None);
         assert_eq!(decode, 0, "200 layers of {stored:?} allocated {decode} times");
     }
@@ -186,7 +185,7 @@ fn layers_with_masks_of_their_own_allocate_nothing() {
         2 => chunk.clone(),
         _ => Some(near.clone().into()),
     };
-    let backends = Backends::<bf16>::none().with(NamedMaskAttention).with(ChunkedLocalAttention).with(FusedAttention);
+    let backends = Backends::<bf16>::none().with(Backend::NamedMask).with(Backend::ChunkedLocal).with(Backend::Fused);
     let mixed = layers_of_a_step(backends, masks);
     assert_eq!(mixed, 0, "200 layers of four masks allocated {mixed} times");
 }
@@ -227,13 +226,13 @@ fn layers_over_an_encoder_allocate_nothing() {
     });
     assert_eq!(crossed, 0, "200 layers over encoder keys allocated {crossed} times");
 
-    let encoder = EncoderAttention::new(AttentionShape::new(4, 2, 64)).unwrap();
     let lengths = PerRequest::new(vec![2, 1]).unwrap();
     let keys = rows(3, 2);
-    let plan = encoder.plan(&stream, &lengths, (&query, &keys, &keys)).unwrap();
+    let shape = AttentionShape::new(4, 2, 64);
+    let encoder = EncoderAttention::plan(shape, &stream, &lengths, (&query, &keys, &keys)).unwrap();
     let alone = in_steady_state(|| {
         for _ in 0..LAYERS {
-            plan.launch_into(&stream, (&query, &keys, &keys), &mut output).unwrap();
+            encoder.launch_into(&stream, (&query, &keys, &keys), &mut output).unwrap();
         }
         stream.synchronize().unwrap();
     });
@@ -251,7 +250,7 @@ fn mixed_layers_of_a_step() -> usize {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(device, 12, BLOCK, shape, pad).unwrap();
         let shape = AttentionShape::new(4, 2, 64);
-        let backends = Backends::none().with(FusedAttention);
+        let backends = Backends::none().with(Backend::Fused);
         LayerGroup::new((first..all).step_by(2), causality, shape, cache, backends)
     };
     let groups = [group(0, Causality::Causal), group(1, window)];
@@ -301,7 +300,7 @@ fn a_layer_of_linear_attention_allocates_nothing() {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK, CacheShape::new(1, 2, 64), pad).unwrap();
     let full = AttentionShape::new(4, 2, 64);
-    let full = LayerGroup::new([layers], Causality::Causal, full, cache, Backends::none().with(FusedAttention));
+    let full = LayerGroup::new([layers], Causality::Causal, full, cache, Backends::none().with(Backend::Fused));
     let mut attention = Attention::of_hybrid(layers + 1, [full], 0..layers, states).unwrap();
     let mut sequences = [attention.sequence(), attention.sequence()];
     for sequence in &mut sequences {
@@ -348,7 +347,7 @@ fn replayed_layers_of_linear_attention_allocate_nothing() {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 16, BLOCK, CacheShape::new(1, 2, 64), pad).unwrap();
     let full = AttentionShape::new(4, 2, 64);
-    let full = LayerGroup::new([LAYERS], Causality::Causal, full, cache, Backends::none().with(FusedAttention));
+    let full = LayerGroup::new([LAYERS], Causality::Causal, full, cache, Backends::none().with(Backend::Fused));
     let states = StatePool::new::<bf16>(&stream, 8, shape).unwrap();
     let mut attention = Attention::of_hybrid(LAYERS + 1, [full], 0..LAYERS, states).unwrap();
     let linear = LinearCapture::new(2).g().convolutions([(); LAYERS].map(|()| (weight.clone(), None)));

@@ -10,9 +10,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Device, Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, Error, FusedAttention, GraphLimits, LayerGroup,
-    NamedMask, NamedMaskAttention, PagedDecode, PromptAndIncre, SharedPrefixDecode, SplitDecode, TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, Error, GraphLimits, LayerGroup, NamedMask, SharedPrefixDecode, SplitDecode, rules,
 };
 use ascend_testing::harness;
 use ascend_testing::tokens::{DIM, packed};
@@ -54,14 +53,14 @@ struct Schedule {
 fn backends(order: usize) -> Backends<bf16> {
     let none = Backends::none;
     match order {
-        0 => none().with(FusedAttention),
-        1 => none().with(PagedDecode).with(FusedAttention),
-        2 => none().with(BatchedQueries).with(FusedAttention),
-        3 => none().with(TwoFusedCalls).with(PagedDecode).with(FusedAttention),
-        4 => none().with(PromptAndIncre).with(FusedAttention),
-        _ => none().with(NamedMaskAttention).with(FusedAttention),
+        0 => none().with(Backend::Fused),
+        1 => none().with(Backend::PagedDecode).with(Backend::Fused),
+        2 => none().with(Backend::BatchedQueries).with(Backend::Fused),
+        3 => none().with(Backend::FusedInTwo).with(Backend::PagedDecode).with(Backend::Fused),
+        4 => none().with(Backend::PromptAndIncre).with(Backend::Fused),
+        _ => none().with(Backend::NamedMask).with(Backend::Fused),
     }
-    .with(ChunkedLocalAttention)
+    .with(Backend::ChunkedLocal)
 }
 
 /// The bits of each row of each request, layer by layer.
@@ -230,11 +229,12 @@ fn refusal(backends: Backends<bf16>, deterministic: bool) -> Vec<(AttentionState
 fn backends_that_merge_are_refused_by_name() {
     let none = Backends::none;
     let tile = NonZeroUsize::new(128).unwrap();
-    let shared = SharedPrefixDecode { min_requests: 1, min_shared_keys: 1, min_saved_keys: 0 };
+    let shared =
+        Backend::SharedPrefixDecode(SharedPrefixDecode { min_requests: 1, min_shared_keys: 1, min_saved_keys: 0 });
     for backends in [
-        none().with(SplitDecode::Tiles(tile)),
-        none().with(SplitDecode::Balanced { max_splits: 4, cores: 8 }),
-        none().with(CascadePrefill),
+        none().with(Backend::SplitDecode(SplitDecode::Tiles(tile))),
+        none().with(Backend::SplitDecode(SplitDecode::Balanced { max_splits: 4, cores: 8 })),
+        none().with(Backend::CascadePrefill),
         none().with(shared),
     ] {
         let name = backends.names().next().unwrap();
@@ -246,7 +246,7 @@ fn backends_that_merge_are_refused_by_name() {
         }
     }
     // Those behind them serve.
-    let behind = none().with(SplitDecode::Tiles(tile)).with(FusedAttention);
+    let behind = none().with(Backend::SplitDecode(SplitDecode::Tiles(tile))).with(Backend::Fused);
     assert!(refusal(behind, true).is_empty());
 }
 

@@ -25,21 +25,20 @@ use ascend_serving::kv::{
     CacheShape, CacheWrite, ChannelScales, Convolution, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ContextAttention, DraftTree, FusedAttention, GraphLimits, LatentForm, LatentRows,
-    LatentTensors, LayerGroup, LayerInputs, LayerMask, LinearCapture, Mla, NamedMask, NamedMaskAttention, NativeSparse,
-    NativeTensors, PagedDecode, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result,
-    SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, ContextAttention, DraftTree, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup,
+    LayerInputs, LayerMask, LinearCapture, NamedMask, NativeSparse, NativeTensors, PrefixCache, Result,
+    SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, UpProjected, rules,
 };
 use ascend_testing::faults::*;
 use ascend_testing::harness;
 
 fn packed_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    schedule(stream, pools, Backends::none().with(FusedAttention))
+    schedule(stream, pools, Backends::none().with(Backend::Fused))
 }
 
 fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let backends = Backends::none().with(TwoFusedCalls).with(FusedAttention).with(PagedDecode);
+    let backends = Backends::none().with(Backend::FusedInTwo).with(Backend::Fused).with(Backend::PagedDecode);
     let backends = backends.prefer([0], &[AttentionState::DecodeOnly], "paged_decode")?;
     schedule(stream, pools, backends)
 }
@@ -54,14 +53,17 @@ fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let of_tokens = PagedKvCache::quantised_by_token(stream.device(), BLOCKS, 128, shape, pad)?;
     pools.push(of_tokens.pool().clone());
     for cache in [of_channels, of_tokens] {
-        let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
+        let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
         schedule_over(stream, cache, backends)?;
     }
     Ok(())
 }
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let backends = Backends::none().with(SharedPrefixDecode::ALWAYS).with(CascadePrefill).with(FusedAttention);
+    let backends = Backends::none()
+        .with(Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS))
+        .with(Backend::CascadePrefill)
+        .with(Backend::Fused);
     schedule(stream, pools, backends)
 }
 
@@ -99,7 +101,7 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let cache = PagedKvCache::new(device, BLOCKS, 128, CacheShape::latent(1), pad)?;
     pools.push(cache.pool().clone());
     let row = 512 + 64 + HEADS * (128 + 64 + 128);
-    let mla = Mla::new().workspace_bytes(100 * row * size_of::<bf16>());
+    let mla = Backend::Mla { workspace_bytes: 100 * row * size_of::<bf16>() };
     let backends = Backends::none().with(mla);
     let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
@@ -194,7 +196,7 @@ fn graphs(stream: &Stream, _: &mut Pools) -> Result<()> {
 fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let window = Causality::Window(NonZeroUsize::new(100).unwrap());
     let mut group = |layers: [usize; LAYERS], causality| -> Result<_> {
-        let backends = Backends::none().with(PagedDecode).with(FusedAttention);
+        let backends = Backends::none().with(Backend::PagedDecode).with(Backend::Fused);
         Ok(LayerGroup::new(layers, causality, shape(), cache(stream, pools)?, backends))
     };
     let groups = [group([0, 2], Causality::Causal)?, group([1, 3], window)?];
@@ -228,7 +230,7 @@ fn cached_prefixes(stream: &Stream, pools: &mut Pools) -> Result<()> {
 /// Layers with masks of their own in one step, two of them by rules that are made anew.
 /// Steps of two tokens a request and drafted trees, by graphs of several sizes.
 fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
+    let backends = Backends::none().with(Backend::NamedMask).with(Backend::Fused);
     let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
     let limits = GraphLimits::new([1, 2], 200).tokens_each(2);
     let near = |_, token: usize, key: usize| key <= token && token - key < 9;
@@ -264,7 +266,7 @@ fn captured_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
 }
 
 fn masked_layers(stream: &Stream, pools: &mut Pools) -> Result<()> {
-    let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
+    let backends = Backends::none().with(Backend::NamedMask).with(Backend::Fused);
     let mut attention = Attention::new(shape(), cache(stream, pools)?, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     let masks = ["one", "two"].map(|name| {
@@ -320,7 +322,7 @@ fn inference_card(_: &Stream, pools: &mut Pools) -> Result<()> {
     let cache = PagedKvCache::<f16>::new(stream.device(), BLOCKS, 128, of, pad)?;
     let pool = cache.pool().clone();
     pools.push(pool.clone());
-    let backends = Backends::none().with(FusedAttention).with(PromptAndIncre);
+    let backends = Backends::none().with(Backend::Fused).with(Backend::PromptAndIncre);
     let mut attention = Attention::new(shape(), cache, backends);
     let outcome = (|| {
         let (mut first, mut second) = (Sequence::new(&pool), Sequence::new(&pool));
@@ -354,7 +356,7 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
         let full =
             PagedKvCache::new(stream.device(), BLOCKS, 128, CacheShape::new(1, 1, DIM), PadPolicy::SkipNegative)?;
         pools.push(full.pool().clone());
-        let backends = Backends::none().with(FusedAttention);
+        let backends = Backends::none().with(Backend::Fused);
         let full = LayerGroup::new([1], Causality::Causal, AttentionShape::new(1, 1, DIM), full, backends);
         let shape = StateShape {
             layers: 2,
@@ -447,7 +449,7 @@ fn side_by_side(_: &Stream, pools: &mut Pools) -> Result<()> {
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), BLOCKS, 128, shape, pad)?;
     pools.push(cache.pool().clone());
-    let outcome = schedule_over(&stream, cache, Backends::none().with(FusedAttention));
+    let outcome = schedule_over(&stream, cache, Backends::none().with(Backend::Fused));
     // Whatever failed, the stream goes on.
     let _ = stream.synchronize();
     outcome

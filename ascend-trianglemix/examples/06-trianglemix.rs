@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cache = PagedKvCache::<bf16>::new(&device, 64, 128, cache_shape, PadPolicy::SkipNegative)?;
     let settings = BatchSettings::of(&cache, Causality::Causal).policy(StatePolicy::new(true, None));
     let pool = cache.pool().clone();
-    let backends = Backends::none().with(triangle).with(PagedDecode).with(FusedAttention);
+    let backends = Backends::none().with(triangle).with(Backend::PagedDecode).with(Backend::Fused);
     let mut attention = Attention::new(shape, cache, backends);
 
     // Tokens are numbers. The prompt's are 0, 1, ...; those of the request that decodes begin far behind.

@@ -113,7 +113,7 @@ fn perplexity(
     let cache = CacheShape::new(count, kv_heads, dim);
     let cache = PagedKvCache::<bf16>::new(stream.device(), blocks, 128, cache, PadPolicy::SkipNegative)?;
     let triangle = TriangleMixBackend { layers, sizes: SIZES, thresholds: TriangleThresholds::ALWAYS };
-    let backends = Backends::none().with(triangle).with(FusedAttention);
+    let backends = Backends::none().with(triangle).with(Backend::Fused);
     let mut attention = Attention::new(AttentionShape::new(heads, kv_heads, dim), cache, backends);
     let mut sequence = attention.sequence();
     attention.grow(stream, &mut sequence, tokens.len())?;

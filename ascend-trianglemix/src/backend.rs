@@ -6,8 +6,8 @@ use std::ops::Range;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, Causality, FusedAttention, LayerTensors, Result, StepContext, StepMemory,
-    StepPlan, StepProgram, StepStage,
+    AttentionBackend, AttentionMetadata, Backend, Causality, LayerTensors, Result, StepContext, StepMemory, StepPlan,
+    StepProgram, StepStage,
 };
 
 use crate::layers::TriangleLayers;
@@ -15,7 +15,7 @@ use crate::prefill::{Chosen, KeySource, TrianglePlan, TrianglePrefill};
 use crate::rows::{TriangleChoice, TriangleThresholds, WhyDense};
 use crate::rules;
 
-/// TriangleMix for the prompts of a step, in the layers that are chosen for it; [`FusedAttention`] in the others.
+/// TriangleMix for the prompts of a step, in the layers that are chosen for it; [`Backend::Fused`] in the others.
 ///
 /// A request whose [`prompt_len`](ascend_serving::BatchRequest::prompt_len) is known leaves keys out in every chunk of
 /// its prompt as if the prompt were computed at once. In the same batch, rows are dense where a request decodes, where
@@ -24,13 +24,13 @@ use crate::rules;
 ///
 /// A step in which no request leaves anything out is refused with the reasons, so that the next backend serves it;
 /// windows and sinks are refused too. Over a paged cache, the call over the windows begins with a whole block, and
-/// the band hides the keys before the window: what is computed is exactly the triangle. [`FusedAttention`] lists what
+/// the band hides the keys before the window: what is computed is exactly the triangle. [`Backend::Fused`] lists what
 /// packed calls take in each release.
 ///
 /// ```
 /// use ascend_attention::bf16;
 /// use ascend_attention::spec::geometry::TriangleMix;
-/// use ascend_serving::{Backends, FusedAttention, PagedDecode};
+/// use ascend_serving::{Backend, Backends};
 /// use ascend_trianglemix::{TriangleThresholds, TriangleLayers, TriangleMixBackend};
 ///
 /// let triangle = TriangleMixBackend {
@@ -38,7 +38,7 @@ use crate::rules;
 ///     sizes: TriangleMix::PAPER,
 ///     thresholds: TriangleThresholds::MEASURED,
 /// };
-/// let backends: Backends<bf16> = Backends::none().with(triangle).with(PagedDecode).with(FusedAttention);
+/// let backends: Backends<bf16> = Backends::none().with(triangle).with(Backend::PagedDecode).with(Backend::Fused);
 /// assert!(backends.names().eq(["triangle_mix", "paged_decode", "fused"]));
 /// # Ok::<(), ascend_attention::Error>(())
 /// ```
@@ -115,7 +115,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixBackend {
             )
             .into());
         }
-        let dense = StepPlan::new(&FusedAttention, step, first)?;
+        let dense = StepPlan::new(&Backend::Fused, step, first)?;
         let mut starts = Vec::with_capacity(choices.len());
         let mut end = 0;
         let requests = step.metadata.new_and_cached().zip(choices);

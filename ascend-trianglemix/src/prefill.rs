@@ -136,7 +136,7 @@ impl TrianglePrefill {
 
     /// Prepares the prefill of the rows from `first_row` on: query `[rows, N, D]`, key and value
     /// `[first_row + rows, Nkv, D]`, within what packed calls take
-    /// ([`FusedAttention`](ascend_serving::FusedAttention)). One plan serves all layers with TriangleMix.
+    /// ([`Backend::Fused`](ascend_serving::Backend::Fused)). One plan serves all layers with TriangleMix.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of keys or values than rows

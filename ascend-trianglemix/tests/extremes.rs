@@ -9,7 +9,7 @@ use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Error, Result, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
 };
 use ascend_testing::draw::Draw;
 use ascend_testing::limits::{Call, Limited, device, stream, try_all};
@@ -108,7 +108,7 @@ const CALLS: &[Call] = &[
             sizes: draw.triangle().0,
             thresholds: thresholds(draw),
         };
-        let backends = Backends::none().with(triangle.clone()).with(FusedAttention);
+        let backends = Backends::none().with(triangle.clone()).with(Backend::Fused);
         let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
         let numbers = draw.few(|draw| [draw.usize(), draw.usize(), draw.usize()]);
         let requests = numbers

@@ -5,7 +5,7 @@
 
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_attention::{Stream, bf16};
-use ascend_serving::{Backends, FusedAttention, Result};
+use ascend_serving::{Backend, Backends, Result};
 use ascend_testing::faults::{DIM, HEADS, Pools, nothing_is_left, ones, schedule, shape};
 use ascend_testing::harness;
 use ascend_trianglemix::{TriangleLayers, TriangleMixBackend, TrianglePrefill, TriangleThresholds};
@@ -16,7 +16,7 @@ fn steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         sizes: TriangleMix::new(4, 16, 8),
         thresholds: TriangleThresholds::ALWAYS,
     };
-    schedule(stream, pools, Backends::none().with(triangle).with(FusedAttention))
+    schedule(stream, pools, Backends::none().with(triangle).with(Backend::Fused))
 }
 
 fn prefills(stream: &Stream, _: &mut Pools) -> Result<()> {

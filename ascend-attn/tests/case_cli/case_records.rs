@@ -19,8 +19,7 @@ use ascend_attention::{
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
-    PagedDecode,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
 };
 
 use crate::harness::{self, halves};
@@ -187,7 +186,7 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
     };
-    let backends = || Backends::none().with(PagedDecode).with(FusedAttention);
+    let backends = || Backends::none().with(Backend::PagedDecode).with(Backend::Fused);
     let (outputs, calls) = record_calls(EQUAL, || step(&stream, 64, backends()));
     assert!(outputs.iter().all(|output| output.is_ok()));
     // New keys and values go into the cache before each layer's attention.
@@ -206,11 +205,11 @@ fn the_calls_of_an_engines_step_are_recorded_as_they_are_launched() {
 
     // What one backend refuses and the next serves is no failure; what none serves is.
     let (outputs, calls) =
-        record_calls(EQUAL, || step(&stream, 48, Backends::none().with(FusedAttention).with(PagedDecode)));
+        record_calls(EQUAL, || step(&stream, 48, Backends::none().with(Backend::Fused).with(Backend::PagedDecode)));
     assert!(outputs.iter().all(|output| output.is_ok()));
     let cases = attention_of(&calls, 2);
     assert!(cases.iter().all(|case| case.expect == Expect::Ok));
-    let (outputs, calls) = record_calls(EQUAL, || step(&stream, 48, Backends::none().with(FusedAttention)));
+    let (outputs, calls) = record_calls(EQUAL, || step(&stream, 48, Backends::none().with(Backend::Fused)));
     assert!(outputs.iter().all(|output| matches!(output, Err(ascend_serving::Error::NoBackend { .. }))), "{outputs:?}");
     for case in attention_of(&calls, 2) {
         assert!(matches!(case.expect, Expect::Reject { .. }), "{case:?}");
@@ -257,9 +256,9 @@ fn failing_calls() {
         return;
     };
     // Served by the second backend: nothing to report.
-    let _ = step(&stream, 48, Backends::none().with(FusedAttention).with(PagedDecode));
+    let _ = step(&stream, 48, Backends::none().with(Backend::Fused).with(Backend::PagedDecode));
     for _ in 0..2 {
-        let outputs = step(&stream, 48, Backends::none().with(FusedAttention));
+        let outputs = step(&stream, 48, Backends::none().with(Backend::Fused));
         assert!(outputs.iter().all(Result::is_err), "{outputs:?}");
     }
     let paged = Paged::new(&stream);

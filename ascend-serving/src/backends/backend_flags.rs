@@ -7,46 +7,11 @@ use ascend_attention::{Device, Element, Violation};
 use crate::batch::AttentionState;
 use crate::rules;
 
-use super::batched_queries::BatchedQueries;
-use super::cascade_prefill::CascadePrefill;
-use super::chunked_local_attention::ChunkedLocalAttention;
-use super::fused_attention::{FusedAttention, TwoFusedCalls};
-use super::latent::Mla;
-use super::mxfp8_attention::MxFp8Attention;
-use super::named_mask_attention::NamedMaskAttention;
-use super::paged_decode::PagedDecode;
-use super::prompt_and_incre::PromptAndIncre;
-use super::quantised_decode::QuantisedDecode;
-use super::quantised_prefill::QuantisedPrefill;
+use super::backend::Backend;
 use super::registry::Backends;
-use super::shared_prefix_decode::SharedPrefixDecode;
-use super::split_decode::SplitDecode;
 
-/// The name of the one backend that has no usual setting.
-const SPLIT: &str = "split_decode";
-
-/// Every backend of the library that has no setting, or a usual one.
-fn known<T: Element>() -> Backends<T> {
-    Backends::none()
-        .with(FusedAttention)
-        .with(TwoFusedCalls)
-        .with(PagedDecode)
-        .with(BatchedQueries)
-        .with(CascadePrefill)
-        .with(SharedPrefixDecode::ALWAYS)
-        .with(PromptAndIncre)
-        .with(ChunkedLocalAttention)
-        .with(NamedMaskAttention)
-        .with(QuantisedDecode)
-        .with(QuantisedPrefill)
-        .with(MxFp8Attention)
-        .with(Mla::new())
-}
-
-/// Reads names as [`Backends::names`] prints them, divided by commas, in the order in which they are to be tried. The
-/// parts of `split_decode` have a number of keys: `split_decode:256` is `SplitDecode::Tiles`, and `split_decode:512:8`,
-/// with at most 8 of them, `SplitDecode::Capped`. `shared_prefix_decode` reads every shared prefix once
-/// ([`SharedPrefixDecode::ALWAYS`]), and `mla` has its usual workspace.
+/// Reads names as [`Backends::names`] prints them, divided by commas, in the order in which they are to be tried; those
+/// with settings as [`Backend`] reads them.
 ///
 /// ```
 /// use ascend_attention::bf16;
@@ -64,40 +29,17 @@ impl<T: Element> FromStr for Backends<T> {
     /// # Errors
     /// [`BACKEND_KNOWN`](crate::rules::BACKEND_KNOWN) for another name, and for one that was named before.
     fn from_str(names: &str) -> Result<Self, Violation> {
-        let known = known::<T>();
         let mut backends = Self::none();
         for name in names.split(',').map(str::trim) {
-            let one = match name.split_once(':').filter(|(split, _)| *split == SPLIT) {
-                Some((_, sizes)) => split_of(sizes).map(|split| Self::none().with(split)),
-                None => known.only(name),
-            };
-            let one = one.filter(|one| one.names().all(|name| backends.get(name).is_none()));
-            backends = match one {
-                Some(one) => backends.append(one),
-                None => return Err(unknown(name, &known)),
-            };
+            let backend = name.parse::<Backend>()?;
+            if backends.get(backend.name()).is_some() {
+                let allowed = format_args!("each name once, {}", Backend::known_names());
+                return Err(rules::BACKEND_KNOWN.broken(format_args!("{name:?} a second time"), allowed));
+            }
+            backends = backends.with(backend);
         }
         Ok(backends)
     }
-}
-
-/// How `split_decode` cuts keys, by the sizes behind its name.
-fn split_of(sizes: &str) -> Option<SplitDecode> {
-    Some(match sizes.split_once(':') {
-        None => SplitDecode::Tiles(sizes.parse().ok()?),
-        Some((keys, most)) => SplitDecode::Capped { keys: keys.parse().ok()?, max_splits: most.parse().ok()? },
-    })
-}
-
-#[cold]
-fn unknown<T: Element>(name: &str, known: &Backends<T>) -> Violation {
-    let names: Vec<_> = known.names().collect();
-    let allowed = format!(
-        "one of {}, and {SPLIT}:KEYS with a number of keys from 1 on, as in {SPLIT}:256, or \
-         {SPLIT}:KEYS:PARTS, each once",
-        names.join(", ")
-    );
-    rules::BACKEND_KNOWN.broken(format_args!("{name:?}"), allowed)
 }
 
 /// The backends that an engine's flags choose. A flag has the name of a backend, or several ([`Backends::from_str`]).

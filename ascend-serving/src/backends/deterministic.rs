@@ -5,7 +5,7 @@ use ascend_attention::{Device, Element, Violation};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::AttentionBackend;
+use super::attention_backend::AttentionBackend;
 use super::step_context::{LayerTensors, StepContext};
 
 /// Refuses to plan deterministic attention on a device that is not set to deterministic operators.

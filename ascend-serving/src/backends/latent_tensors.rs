@@ -32,8 +32,9 @@ pub struct LatentTensors<'a, T: Element> {
 ///   output is written where the caller wants it.
 ///
 /// Absorbed queries read the cache as it is, and are for steps of few tokens a request
-/// ([`Mla::absorbs`](crate::Mla::absorbs)); CANN 8.1 takes at most 16. Plain ones are for prompts. A step of prefills
-/// and decodes may be plain too, but then projects all that its decodes have cached.
+/// ([`AttentionMetadata::absorbs_queries`](crate::AttentionMetadata::absorbs_queries)); CANN 8.1 takes at most 16.
+/// Plain ones are for prompts. A step of prefills and decodes may be plain too, but then projects all that its decodes
+/// have cached.
 #[non_exhaustive]
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.

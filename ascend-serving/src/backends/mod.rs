@@ -1,5 +1,6 @@
 //! Ways to compute the attention of a step.
 
+mod attention_backend;
 mod backend;
 mod backend_flags;
 mod batched_queries;
@@ -28,25 +29,15 @@ mod step_context;
 mod step_memory;
 mod step_plan;
 
-pub use backend::AttentionBackend;
-pub(crate) use backend::checked_program;
+pub use attention_backend::AttentionBackend;
+pub(crate) use attention_backend::checked_program;
+pub use backend::Backend;
 pub use backend_flags::BackendFlags;
-pub use batched_queries::BatchedQueries;
-pub use cascade_prefill::CascadePrefill;
-pub use chunked_local_attention::ChunkedLocalAttention;
 pub(crate) use deterministic::check_deterministic;
-pub use fused_attention::{FusedAttention, TwoFusedCalls};
-pub use latent::Mla;
 pub(crate) use latent_tensors::LatentFormKind;
 pub use latent_tensors::{LatentForm, LatentRows, LatentTensors, UpProjected, UpProjection};
-pub use mxfp8_attention::MxFp8Attention;
-pub use named_mask_attention::NamedMaskAttention;
-pub use paged_decode::PagedDecode;
 pub(crate) use paged_decode::layout as decode_layout;
 pub use program::{StepProgram, StepStage};
-pub use prompt_and_incre::PromptAndIncre;
-pub use quantised_decode::QuantisedDecode;
-pub use quantised_prefill::QuantisedPrefill;
 pub use refused_backend::RefusedBackend;
 pub(crate) use refused_backend::no_backend;
 pub use registry::{Backends, SelectedBackend};

@@ -15,19 +15,10 @@ use crate::kv::{GROUP, GroupScales, QuantisedLayer, host_numbers, quantise_mxfp8
 use crate::rules;
 use crate::sharing::lock;
 
-use super::backend::AttentionBackend;
 use super::paged_decode::sizes;
 use super::program::{StepProgram, StepStage};
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask};
 use super::step_memory::{StepMemory, tensor_bytes};
-
-/// One packed call (TND) a layer for steps of every kind, over a cache of [MXFP8](crate::kv::PagedKvCache::mxfp8),
-/// with queries that the host quantises: each layer waits for the stream. A step's own keys and values are read as
-/// they are cached. It serves causal layers without a window or sinks, on Ascend 950.
-///
-/// The operator rounds the probabilities to FLOAT8_E4M3FN, too.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct MxFp8Attention;
 
 /// The queries of a layer in groups of 32.
 struct MxFp8Query {
@@ -119,40 +110,26 @@ fn mxfp8_cache<'a, T: Element>(
     })
 }
 
-impl<T: Element> AttentionBackend<T> for MxFp8Attention {
-    fn name(&self) -> &'static str {
-        "mxfp8"
+pub(super) fn program<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
+    let (cache, scales) = mxfp8_cache(first)?;
+    check_quantised_mask(step)?;
+    let causality = step.mask.causality()?;
+    if causality != Causality::Causal || first.learnable_sink.is_some() {
+        return Err(rules::BACKEND_MX_FP8
+            .broken(
+                format_args!("{causality:?}, {} sinks", first.describe_sinks()),
+                "causal layers of MXFP8 without window and sinks",
+            )
+            .into());
     }
-
-    fn reads_quantised(&self) -> bool {
-        true
-    }
-
-    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        let (cache, scales) = mxfp8_cache(first)?;
-        check_quantised_mask(step)?;
-        let causality = step.mask.causality()?;
-        if causality != Causality::Causal || first.learnable_sink.is_some() {
-            return Err(rules::BACKEND_MX_FP8
-                .broken(
-                    format_args!("{causality:?}, {} sinks", first.describe_sinks()),
-                    "causal layers of MXFP8 without window and sinks",
-                )
-                .into());
-        }
-        let longest = step.metadata.new_and_cached().map(|(new, _)| new).max();
-        let query = MxFp8Query::empty(step, first.query, longest.unwrap_or(0))?;
-        let masks = step.stream.device().masks();
-        let lengths = CallLengths::PackedPaged { q: step.metadata.q_ends(), kv: step.metadata.kv_lengths() };
-        let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
-        let call = lengths.apply(call).out_dtype(T::DTYPE);
-        let plan = call.plan(query.inputs::<T>(step.block_table, cache, scales))?;
-        Ok(StepProgram::new([]).stage(MxFp8Step {
-            plan,
-            block_table: step.block_table.clone(),
-            query: Mutex::new(query),
-        }))
-    }
+    let longest = step.metadata.new_and_cached().map(|(new, _)| new).max();
+    let query = MxFp8Query::empty(step, first.query, longest.unwrap_or(0))?;
+    let masks = step.stream.device().masks();
+    let lengths = CallLengths::PackedPaged { q: step.metadata.q_ends(), kv: step.metadata.kv_lengths() };
+    let call = step.shape.call(Layout::Tnd).mask(causality.mask(&masks)?);
+    let call = lengths.apply(call).out_dtype(T::DTYPE);
+    let plan = call.plan(query.inputs::<T>(step.block_table, cache, scales))?;
+    Ok(StepProgram::new([]).stage(MxFp8Step { plan, block_table: step.block_table.clone(), query: Mutex::new(query) }))
 }
 
 impl<T: Element> StepStage<T> for MxFp8Step {

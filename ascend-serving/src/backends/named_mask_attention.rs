@@ -8,24 +8,9 @@ use crate::batch::{AttentionMetadata, LayerMask, MaskedRequest};
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::AttentionBackend;
 use super::program::StepProgram;
 use super::step_call::StepCall;
-use super::step_context::{LayerTensors, StepContext};
-
-/// Steps of every kind under a [`NamedMask`](crate::NamedMask): one call over the paged cache (BSH, sparse mode 1
-/// with the whole mask) for each run of neighbouring requests with equally many new tokens, since packed calls take
-/// no mask but the operator's own.
-///
-/// A mask has a byte for each new token and each key slot of the request's row of the block table: use it for short
-/// prompts, drafts and decoding. Steps with a mask of the operator's own are refused, so that the ordinary backends
-/// serve them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NamedMaskAttention;
-
-impl NamedMaskAttention {
-    pub(super) const NAME: &'static str = "named_mask";
-}
+use super::step_context::StepContext;
 
 /// The requests of a step, dummies included, divided where the number of new tokens changes.
 fn neighbours(metadata: &AttentionMetadata) -> Vec<Vec<MaskedRequest>> {
@@ -40,38 +25,28 @@ fn neighbours(metadata: &AttentionMetadata) -> Vec<Vec<MaskedRequest>> {
     all
 }
 
-impl<T: Element> AttentionBackend<T> for NamedMaskAttention {
-    fn name(&self) -> &'static str {
-        Self::NAME
+pub(super) fn program<T: Element>(step: &StepContext<'_>) -> Result<StepProgram<T>> {
+    let LayerMask::Named(mask) = step.mask else {
+        return Err(Violation::new(
+            &rules::BACKEND_MASK,
+            format_args!("{:?}", step.mask),
+            "a named mask",
+            "register a backend for the operator's own masks behind this one",
+        )
+        .into());
+    };
+    let (mut request, mut token) = (0usize, 0usize);
+    let mut calls = Vec::new();
+    for neighbours in neighbours(step.metadata) {
+        let requests = request..request.saturating_add(neighbours.len());
+        let new = neighbours.first().map_or(0, |request| request.new);
+        let tokens = token..token.saturating_add(new.saturating_mul(neighbours.len()));
+        (request, token) = (requests.end, tokens.end);
+        let lengths = neighbours.iter();
+        let lengths = lengths.map(|request| request.cached.saturating_add(request.new));
+        let call = StepCall::batched(Layout::Bsh, PerRequest::new(lengths.collect())?);
+        let call = call.rows(tokens).requests(requests);
+        calls.push(call.named_mask(mask, neighbours));
     }
-
-    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
-        true
-    }
-
-    fn program(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        let LayerMask::Named(mask) = step.mask else {
-            return Err(Violation::new(
-                &rules::BACKEND_MASK,
-                format_args!("{:?}", step.mask),
-                "a named mask",
-                "register a backend for the operator's own masks behind this one",
-            )
-            .into());
-        };
-        let (mut request, mut token) = (0usize, 0usize);
-        let mut calls = Vec::new();
-        for neighbours in neighbours(step.metadata) {
-            let requests = request..request.saturating_add(neighbours.len());
-            let new = neighbours.first().map_or(0, |request| request.new);
-            let tokens = token..token.saturating_add(new.saturating_mul(neighbours.len()));
-            (request, token) = (requests.end, tokens.end);
-            let lengths = neighbours.iter();
-            let lengths = lengths.map(|request| request.cached.saturating_add(request.new));
-            let call = StepCall::batched(Layout::Bsh, PerRequest::new(lengths.collect())?);
-            let call = call.rows(tokens).requests(requests);
-            calls.push(call.named_mask(mask, neighbours));
-        }
-        Ok(StepProgram::new(calls))
-    }
+    Ok(StepProgram::new(calls))
 }

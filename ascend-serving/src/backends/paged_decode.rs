@@ -9,19 +9,9 @@ use crate::error::Result;
 use crate::kv::LayerCache;
 use crate::rules;
 
-use super::backend::AttentionBackend;
 use super::program::StepProgram;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, check_single_tokens, size};
-
-/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over the paged cache, for steps that only
-/// decode and layers without a window or sinks.
-///
-/// On CANN 8.1 this path takes what the packed one does not: FLOAT16, other head dimensions, blocks of a multiple of
-/// 16 tokens. On 8.5 it also takes head dimensions other than 64 and 128 where there are as many key heads as query
-/// heads; in every release it takes heads up to 512. From 8.5 on it reads NZ caches of 64 or 128 elements a head too.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PagedDecode;
 
 /// The layout of queries over a cache of this format.
 pub(crate) fn layout<T: Element>(cache: &LayerCache<T>) -> Layout {
@@ -45,25 +35,15 @@ pub(super) fn sizes<T: Element>(packed: &Tensor<T>) -> [usize; 3] {
     [0, 1, 2].map(|axis| size(packed, axis))
 }
 
-impl<T: Element> AttentionBackend<T> for PagedDecode {
-    fn name(&self) -> &'static str {
-        "paged_decode"
-    }
-
-    fn is_batch_invariant(&self, _: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
-        true
-    }
-
-    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        let metadata = step.metadata;
-        let causality = step.mask.causality()?;
-        let takes = metadata.state() == AttentionState::DecodeOnly
-            && causality == Causality::Causal
-            && first.learnable_sink.is_none();
-        let allowed = "one token a request, causal, without window and sinks";
-        let fix = rules::BACKEND_DECODE.fix;
-        check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
-        let lengths = metadata.kv_lengths().clone();
-        Ok(StepCall::batched(layout(first.cache), lengths).into())
-    }
+pub(super) fn program<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
+    let metadata = step.metadata;
+    let causality = step.mask.causality()?;
+    let takes = metadata.state() == AttentionState::DecodeOnly
+        && causality == Causality::Causal
+        && first.learnable_sink.is_none();
+    let allowed = "one token a request, causal, without window and sinks";
+    let fix = rules::BACKEND_DECODE.fix;
+    check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
+    let lengths = metadata.kv_lengths().clone();
+    Ok(StepCall::batched(layout(first.cache), lengths).into())
 }

@@ -85,7 +85,7 @@ impl<T: Element> StepProgram<T> {
                 &rules::STEP_SHARED_KEYS,
                 "the step's own keys in a layer that shares keys",
                 "cached keys alone",
-                "register a backend that reads every key from the cache, such as `FusedAttention`",
+                "register a backend that reads every key from the cache, such as `Backend::Fused`",
             )),
         }
     }
@@ -175,7 +175,7 @@ impl<T: Element> StepProgram<T> {
             format_args!("calls of the backend `{backend}` whose number, rows or merge depend on the step"),
             "calls that the captured size fixes",
             "let the calls depend on the size alone, and not on lengths or `AttentionMetadata::requests`, which is 0 \
-             in a capture; or capture with a backend such as `FusedAttention`, and compute this step without a graph",
+             in a capture; or capture with a backend such as `Backend::Fused`, and compute this step without a graph",
         ))
     }
 
@@ -187,7 +187,8 @@ impl<T: Element> StepProgram<T> {
                 &rules::GRAPH_BACKEND,
                 format_args!("the backend `{backend}`, whose program has a `StepStage`"),
                 "calls alone, whose number and rows the captured size fixes",
-                "register a backend such as `FusedAttention` behind it, over a cache of 8 bits `QuantisedDecode`, or \
+                "register a backend such as `Backend::Fused` behind it, over a cache of 8 bits \
+                 `Backend::QuantisedDecode`, or \
                  compute the step without a graph",
             )),
         }

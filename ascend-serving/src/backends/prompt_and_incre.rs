@@ -19,42 +19,18 @@ use crate::kv::CachedRows;
 use crate::rules;
 use crate::sharing::lock;
 
-use super::backend::AttentionBackend;
 use super::copied_rows::{CopiedRows, KeyRows, Prompt, Prompts};
 use super::paged_decode::{layout, rows};
 use super::program::{StepProgram, StepStage};
 use super::step_context::{LayerTensors, StepContext, batched};
 use super::step_memory::StepMemory;
 
-/// Steps of every kind by the fused attention of the Atlas inference series (310P), which has no
-/// FusedInferAttentionScore. Requests that add one token and see every key decode by one call of IncreFlashAttention
-/// over the paged cache (BSH; BNSD over BnNBsD). The others are computed by PromptFlashAttention (BSH), one call for
-/// each run of neighbouring requests with equally many new tokens and keys.
-///
-/// PromptFlashAttention reads no block table: the cached tokens that the step's tokens see are copied out of the
-/// cache first, layer by layer. The copies need a cache in which a token's row is contiguous: BnBsH, or BnNBsD of a
-/// single head. Layers without a window decode without copies; layers with a window copy the window.
-///
-/// On 310P a mask has as many query rows as keys, a multiple of 16. Several new tokens of a causal layer that do not
-/// fill these rows are copied to the rows of their own keys, in tensors padded with zeros: a chunk costs as much as a
-/// prompt of all its keys. Windows that hide keys take a mask of a byte for each pair of rows.
-///
-/// Sinks and latents are refused. On 310P the operators take FLOAT16 alone, IncreFlashAttention blocks of a multiple
-/// of 16 up to 512 tokens. On Atlas A2 and A3 they run too, BF16 included, where
-/// [`FusedAttention`](crate::FusedAttention) copies nothing; Ascend 950 has neither.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct PromptAndIncre;
-
-impl PromptAndIncre {
-    pub(super) const NAME: &'static str = "prompt_and_incre";
-
-    /// Whether the device has these operators and no FusedInferAttentionScore.
-    pub(super) fn is_all_of(device: &Device) -> bool {
-        let prompt = prompt_flash_attention::Version::V3;
-        device
-            .target()
-            .is_ok_and(|target| prompt.runs_on(target) && !fia::Version::ALL.iter().any(|fused| fused.runs_on(target)))
-    }
+/// Whether the device has these operators and no FusedInferAttentionScore.
+pub(super) fn is_all_of(device: &Device) -> bool {
+    let prompt = prompt_flash_attention::Version::V3;
+    device
+        .target()
+        .is_ok_and(|target| prompt.runs_on(target) && !fia::Version::ALL.iter().any(|fused| fused.runs_on(target)))
 }
 
 /// Neighbouring requests of a step that one call computes.
@@ -185,79 +161,74 @@ fn plan_prompt<T: Element>(
     Ok(call.plan((&batched(query, *requests)?, &keys.key, &keys.value))?)
 }
 
-impl<T: Element> AttentionBackend<T> for PromptAndIncre {
-    fn name(&self) -> &'static str {
-        Self::NAME
-    }
+/// Whether a row's bits depend on the row alone: without a window. Under one the copied keys begin where the step's
+/// first token sees.
+pub(super) fn is_batch_invariant(step: &StepContext<'_>) -> bool {
+    step.mask.causality().is_ok_and(|causality| causality.window().is_none())
+}
 
-    /// Without a window: under one the copied keys begin where the step's first token sees.
-    fn is_batch_invariant(&self, step: &StepContext<'_>, _: &LayerTensors<'_, T>) -> bool {
-        step.mask.causality().is_ok_and(|causality| causality.window().is_none())
+pub(super) fn program<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
+    if first.learnable_sink.is_some() {
+        let refused = rules::BACKEND_PROMPT_AND_INCRE.broken("a layer with sinks", "layers without");
+        return Err(refused.into());
     }
-
-    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        if first.learnable_sink.is_some() {
-            let refused = rules::BACKEND_PROMPT_AND_INCRE.broken("a layer with sinks", "layers without");
-            return Err(refused.into());
-        }
-        step.shape.check_no_soft_cap(
-            "PromptFlashAttention and IncreFlashAttention",
-            "emulate Atlas A2 or newer, with `FusedAttention`",
-        )?;
-        if !first.cache.key.is_contiguous() || !first.cache.value.is_contiguous() {
-            return Err(Violation::new(
-                &rules::BACKEND_PROMPT_AND_INCRE,
-                "a cache whose blocks lie apart",
-                "keys and values that are contiguous",
-                "make the cache by `CacheShape` without `side_by_side`: what these operators do with strides is not \
-                 known",
-            )
-            .into());
-        }
-        let metadata = step.metadata;
-        let causality = step.mask.causality()?;
-        let all = Neighbours::of(metadata, causality);
-        let prompts = all.iter().filter_map(|run| match run.call {
-            Call::Prompt(prompt) => Some((prompt, run.requests.len())),
-            Call::Incre => None,
-        });
-        let copied = CopiedRows::for_step(step, first, prompts)?;
-        let mut calls = Vec::with_capacity(all.len());
-        let mut alike: Vec<(usize, Prompt, Arc<PromptPlan>)> = Vec::new();
-        for run in all {
-            let planned = match run.call {
-                Call::Incre => plan_incre(step, first, &run)?,
-                Call::Prompt(prompt) => {
-                    let requests = run.requests.len();
-                    let cached = match prompt.cached {
-                        true => run.cached_rows(metadata, prompt.keys)?,
-                        false => Vec::new(),
-                    };
-                    let prompts = Prompts { requests, prompt, cached };
-                    let known = |known: &&(usize, Prompt, _)| (known.0, known.1) == (requests, prompt);
-                    let plan = match alike.iter().find(known) {
-                        Some((.., plan)) => plan.clone(),
-                        None => {
-                            let query = match prompt.is_padded() {
-                                true => copied.query(&prompts)?,
-                                false => first.query.narrow(0, run.tokens.clone())?,
-                            };
-                            let keys = match prompt.copies_keys() {
-                                true => copied.keys(&prompts)?,
-                                false => KeyRows::of_step(first)?.narrow(run.tokens.clone())?,
-                            };
-                            let plan = Arc::new(plan_prompt(step, &prompts, &query, &keys)?);
-                            alike.push((requests, prompt, plan.clone()));
-                            plan
-                        }
-                    };
-                    PromptOrIncre::Prompt { plan, prompts }
-                }
-            };
-            calls.push((run.tokens, planned));
-        }
-        Ok(StepProgram::new([]).stage(StepCalls { calls, copied: Mutex::new(copied) }))
+    step.shape.check_no_soft_cap(
+        "PromptFlashAttention and IncreFlashAttention",
+        "emulate Atlas A2 or newer, with `Backend::Fused`",
+    )?;
+    if !first.cache.key.is_contiguous() || !first.cache.value.is_contiguous() {
+        return Err(Violation::new(
+            &rules::BACKEND_PROMPT_AND_INCRE,
+            "a cache whose blocks lie apart",
+            "keys and values that are contiguous",
+            "make the cache by `CacheShape` without `side_by_side`: what these operators do with strides is not \
+             known",
+        )
+        .into());
     }
+    let metadata = step.metadata;
+    let causality = step.mask.causality()?;
+    let all = Neighbours::of(metadata, causality);
+    let prompts = all.iter().filter_map(|run| match run.call {
+        Call::Prompt(prompt) => Some((prompt, run.requests.len())),
+        Call::Incre => None,
+    });
+    let copied = CopiedRows::for_step(step, first, prompts)?;
+    let mut calls = Vec::with_capacity(all.len());
+    let mut alike: Vec<(usize, Prompt, Arc<PromptPlan>)> = Vec::new();
+    for run in all {
+        let planned = match run.call {
+            Call::Incre => plan_incre(step, first, &run)?,
+            Call::Prompt(prompt) => {
+                let requests = run.requests.len();
+                let cached = match prompt.cached {
+                    true => run.cached_rows(metadata, prompt.keys)?,
+                    false => Vec::new(),
+                };
+                let prompts = Prompts { requests, prompt, cached };
+                let known = |known: &&(usize, Prompt, _)| (known.0, known.1) == (requests, prompt);
+                let plan = match alike.iter().find(known) {
+                    Some((.., plan)) => plan.clone(),
+                    None => {
+                        let query = match prompt.is_padded() {
+                            true => copied.query(&prompts)?,
+                            false => first.query.narrow(0, run.tokens.clone())?,
+                        };
+                        let keys = match prompt.copies_keys() {
+                            true => copied.keys(&prompts)?,
+                            false => KeyRows::of_step(first)?.narrow(run.tokens.clone())?,
+                        };
+                        let plan = Arc::new(plan_prompt(step, &prompts, &query, &keys)?);
+                        alike.push((requests, prompt, plan.clone()));
+                        plan
+                    }
+                };
+                PromptOrIncre::Prompt { plan, prompts }
+            }
+        };
+        calls.push((run.tokens, planned));
+    }
+    Ok(StepProgram::new([]).stage(StepCalls { calls, copied: Mutex::new(copied) }))
 }
 
 impl<T: Element> fmt::Debug for StepCalls<T> {

@@ -7,18 +7,10 @@ use crate::error::Result;
 use crate::kv::QuantisedLayer;
 use crate::rules;
 
-use super::backend::AttentionBackend;
 use super::paged_decode::layout;
 use super::program::StepProgram;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask, check_single_tokens, quantised_cache};
-
-/// One call (BSH; BNSD over a BnNBsD cache) of one query row a request over a quantised paged cache; the operator
-/// multiplies the stored numbers by their scales as it reads them. It serves steps of one token a request, drafting
-/// or not, and layers without a window or sinks. Register [`QuantisedPrefill`](crate::QuantisedPrefill) after it for
-/// the other steps.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct QuantisedDecode;
 
 /// The call of the first `requests` requests of a step, which have one token each.
 pub(super) fn single_tokens(step: &StepContext<'_>, quantised: &QuantisedLayer, requests: usize) -> StepCall {
@@ -31,25 +23,15 @@ pub(super) fn single_tokens(step: &StepContext<'_>, quantised: &QuantisedLayer, 
     StepCall::batched(layout(&quantised.cache), lengths).rows(0..requests).requests(0..requests).inner_precise(precise)
 }
 
-impl<T: Element> AttentionBackend<T> for QuantisedDecode {
-    fn name(&self) -> &'static str {
-        "quantised_decode"
-    }
-
-    fn reads_quantised(&self) -> bool {
-        true
-    }
-
-    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        let quantised = quantised_cache(first)?;
-        check_quantised_mask(step)?;
-        let metadata = step.metadata;
-        let causality = step.mask.causality()?;
-        let takes = metadata.state().reads_cache() && causality == Causality::Causal && first.learnable_sink.is_none();
-        let allowed = "one token a request behind cached ones, causal, without window and sinks";
-        let fix = "register `QuantisedPrefill` behind this one";
-        check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
-        let requests = metadata.table().requests();
-        Ok(single_tokens(step, quantised, requests).into())
-    }
+pub(super) fn program<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
+    let quantised = quantised_cache(first)?;
+    check_quantised_mask(step)?;
+    let metadata = step.metadata;
+    let causality = step.mask.causality()?;
+    let takes = metadata.state().reads_cache() && causality == Causality::Causal && first.learnable_sink.is_none();
+    let allowed = "one token a request behind cached ones, causal, without window and sinks";
+    let fix = "register `Backend::QuantisedPrefill` behind this one";
+    check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
+    let requests = metadata.table().requests();
+    Ok(single_tokens(step, quantised, requests).into())
 }

@@ -13,34 +13,12 @@ use crate::error::Result;
 use crate::kv::{CachedRows, QuantisedLayer};
 use crate::sharing::lock;
 
-use super::backend::AttentionBackend;
 use super::dense_rows::DenseRows;
-use super::fused_attention::FusedAttention;
+use super::fused_attention;
 use super::program::{StepProgram, StepStage};
 use super::quantised_decode::single_tokens;
 use super::step_context::{LayerTensors, StepContext, check_quantised_mask, quantised_cache, size};
 use super::step_memory::StepMemory;
-
-/// Steps of every kind over a quantised paged cache: the cached tokens that a step's tokens see are copied out of
-/// their blocks and dequantised to the query's type, the step's own tokens are used as they are, where layers
-/// [share keys](crate::LayerInputs::shared_keys) copied as well, and one packed call
-/// (TND) attends to both, as [`FusedAttention`](crate::FusedAttention) does, with windows and sinks. Steps without
-/// cached tokens copy nothing and are that call alone.
-///
-/// In layers without a window or sinks, the requests at the beginning of a mixed step that add one token to cached
-/// ones are a call of their own, which reads their cached tokens in their blocks as
-/// [`QuantisedDecode`](crate::QuantisedDecode) does: only the tokens of the other requests are copied. Such requests
-/// must come before the others.
-///
-/// The library has no operator that only dequantises. Attention with a single key returns the value of that key, and
-/// the operator multiplies quantised values by their scales as it reads them: a call with a sequence for each cached
-/// token, whose query is zeros and whose value is the token's, returns the token in 16 bits, rounded.
-///
-/// The copies need a cache in which a token's row is contiguous: BnBsH, or BnNBsD of a single head. A step needs
-/// memory for all keys that its tokens see: at most five bytes for each element of key and value, and four for each
-/// token's scales where tokens have their own.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct QuantisedPrefill;
 
 /// The keys of one request among those of the step.
 #[derive(Debug)]
@@ -105,48 +83,37 @@ impl<T: Element> fmt::Debug for DenseStep<T> {
     }
 }
 
-impl<T: Element> AttentionBackend<T> for QuantisedPrefill {
-    fn name(&self) -> &'static str {
-        "quantised_prefill"
+pub(super) fn program<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
+    let cache = quantised_cache(first)?;
+    check_quantised_mask(step)?;
+    let metadata = step.metadata;
+    if !metadata.state().reads_cache() {
+        return fused_attention::program(step);
     }
-
-    fn reads_quantised(&self) -> bool {
-        true
-    }
-
-    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        let cache = quantised_cache(first)?;
-        check_quantised_mask(step)?;
-        let metadata = step.metadata;
-        if !metadata.state().reads_cache() {
-            return FusedAttention.program(step, first);
-        }
-        cache.cache.check_contiguous(metadata.settings().block_size())?;
-        let singles = match leading_singles(step, first)? {
-            // Steps of such requests alone are for `QuantisedDecode`; here all their tokens are copied.
-            all if all == metadata.table().requests() => 0,
-            some => some,
-        };
-        let (requests, ends) = RequestKeys::behind(singles, step)?;
-        let rows = ends.last().copied().unwrap_or(0);
-        let dtype = cache.stored().dtype();
-        let [keys, values] = channel_scales(cache);
-        let dense = [
-            DenseRows::plan(step, rows, first.key, (dtype, keys))?,
-            DenseRows::plan(step, rows, first.value, (dtype, values))?,
-        ];
-        let [key, value] = packed(&dense, rows, first)?;
-        let masks = step.stream.device().masks();
-        let mask = step.mask.causality()?.mask(&masks)?;
-        let lengths =
-            CallLengths::PackedDense { q: &metadata.q_ends().split_at(singles).1, kv: &Cumulative::new(ends)? };
-        let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
-        let tokens = singles..metadata.tokens();
-        let query = first.query.narrow(0, tokens.clone())?;
-        let plan = call.plan(first.with_sink(Inputs::new(&query, &key, &value)))?;
-        let singles = (singles > 0).then(|| single_tokens(step, cache, singles));
-        Ok(StepProgram::new(singles).stage(DenseStep { plan, tokens, requests, rows, dense: Mutex::new(dense) }))
-    }
+    cache.cache.check_contiguous(metadata.settings().block_size())?;
+    let singles = match leading_singles(step, first)? {
+        // Steps of such requests alone are for `Backend::QuantisedDecode`; here all their tokens are copied.
+        all if all == metadata.table().requests() => 0,
+        some => some,
+    };
+    let (requests, ends) = RequestKeys::behind(singles, step)?;
+    let rows = ends.last().copied().unwrap_or(0);
+    let dtype = cache.stored().dtype();
+    let [keys, values] = channel_scales(cache);
+    let dense = [
+        DenseRows::plan(step, rows, first.key, (dtype, keys))?,
+        DenseRows::plan(step, rows, first.value, (dtype, values))?,
+    ];
+    let [key, value] = packed(&dense, rows, first)?;
+    let masks = step.stream.device().masks();
+    let mask = step.mask.causality()?.mask(&masks)?;
+    let lengths = CallLengths::PackedDense { q: &metadata.q_ends().split_at(singles).1, kv: &Cumulative::new(ends)? };
+    let call = lengths.apply(step.shape.call(Layout::Tnd).mask(mask));
+    let tokens = singles..metadata.tokens();
+    let query = first.query.narrow(0, tokens.clone())?;
+    let plan = call.plan(first.with_sink(Inputs::new(&query, &key, &value)))?;
+    let singles = (singles > 0).then(|| single_tokens(step, cache, singles));
+    Ok(StepProgram::new(singles).stage(DenseStep { plan, tokens, requests, rows, dense: Mutex::new(dense) }))
 }
 
 /// The scales of keys and of values, where channels have them.

@@ -137,7 +137,7 @@ pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Erro
     let reasons = reasons.map(|(names, reason)| format!("{}: {reason}", names.join(", ")));
     let mut reasons: Vec<String> = match refused {
         [] => {
-            vec!["there is none: add some with `Backends::none().with(FusedAttention)`".to_owned()]
+            vec!["there is none: add some with `Backends::none().with(Backend::Fused)`".to_owned()]
         }
         _ => reasons.collect(),
     };

@@ -14,19 +14,11 @@ use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
 
-use super::backend::{AttentionBackend, checked_program};
-use super::batched_queries::BatchedQueries;
-use super::chunked_local_attention::ChunkedLocalAttention;
+use super::attention_backend::{AttentionBackend, checked_program};
+use super::backend::Backend;
 use super::deterministic::{check_backend, check_deterministic};
-use super::fused_attention::FusedAttention;
-use super::latent::Mla;
-use super::mxfp8_attention::MxFp8Attention;
-use super::named_mask_attention::NamedMaskAttention;
-use super::paged_decode::PagedDecode;
 use super::program::StepProgram;
-use super::prompt_and_incre::PromptAndIncre;
-use super::quantised_decode::QuantisedDecode;
-use super::quantised_prefill::QuantisedPrefill;
+use super::prompt_and_incre;
 use super::refused_backend::{RefusedBackend, no_backend};
 use super::step_context::{LayerTensors, StepContext};
 use super::step_memory::{MemoryLimit, StepMemory};
@@ -43,6 +35,20 @@ pub struct Backends<T: Element> {
     /// Whether backends are refused whose rows depend on more than the row.
     deterministic: bool,
 }
+
+/// The backends of every kind of step, those that copy nothing first.
+const STANDARD: [Backend; 10] = [
+    Backend::Fused,
+    Backend::PagedDecode,
+    Backend::BatchedQueries,
+    Backend::NamedMask,
+    Backend::ChunkedLocal,
+    Backend::QuantisedDecode,
+    Backend::QuantisedPrefill,
+    Backend::MxFp8,
+    Backend::MLA,
+    Backend::PromptAndIncre,
+];
 
 /// The rules that no right program breaks, whatever the step is.
 const WRONG_PROGRAM: [&Rule; 3] = [&rules::BACKEND_ROWS, &rules::BACKEND_KEYS, &rules::BACKEND_UNMASKED];
@@ -100,29 +106,21 @@ impl<T: Element> Backends<T> {
     }
 
     /// The backends for every kind of step that the operators of the device serve, those that copy nothing first:
-    /// [`FusedAttention`](crate::FusedAttention), [`PagedDecode`](crate::PagedDecode),
-    /// [`BatchedQueries`](crate::BatchedQueries), [`NamedMaskAttention`](crate::NamedMaskAttention),
-    /// [`ChunkedLocalAttention`](crate::ChunkedLocalAttention), [`QuantisedDecode`](crate::QuantisedDecode),
-    /// [`QuantisedPrefill`](crate::QuantisedPrefill), [`MxFp8Attention`](crate::MxFp8Attention), [`Mla`](crate::Mla)
-    /// and [`PromptAndIncre`](crate::PromptAndIncre); on the Atlas inference series the last one alone.
+    /// [`Backend::Fused`](crate::Backend::Fused), [`Backend::PagedDecode`](crate::Backend::PagedDecode),
+    /// [`Backend::BatchedQueries`](crate::Backend::BatchedQueries), [`Backend::NamedMask`](crate::Backend::NamedMask),
+    /// [`Backend::ChunkedLocal`](crate::Backend::ChunkedLocal),
+    /// [`Backend::QuantisedDecode`](crate::Backend::QuantisedDecode),
+    /// [`Backend::QuantisedPrefill`](crate::Backend::QuantisedPrefill), [`Backend::MxFp8`](crate::Backend::MxFp8),
+    /// [`Backend::Mla`](crate::Backend::Mla) and [`Backend::PromptAndIncre`](crate::Backend::PromptAndIncre); on the
+    /// Atlas inference series the last one alone.
     ///
     /// Others are added behind ([`Backends::with`]), or go in front by appending these to them ([`Backends::append`]):
     /// those that divide keys or share prefixes.
     pub fn standard(device: &Device) -> Self {
-        if PromptAndIncre::is_all_of(device) {
-            return Self::none().with(PromptAndIncre);
+        if prompt_and_incre::is_all_of(device) {
+            return Self::none().with(Backend::PromptAndIncre);
         }
-        Self::none()
-            .with(FusedAttention)
-            .with(PagedDecode)
-            .with(BatchedQueries)
-            .with(NamedMaskAttention)
-            .with(ChunkedLocalAttention)
-            .with(QuantisedDecode)
-            .with(QuantisedPrefill)
-            .with(MxFp8Attention)
-            .with(Mla::new())
-            .with(PromptAndIncre)
+        STANDARD.into_iter().fold(Self::none(), Self::with)
     }
 
     /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
@@ -153,10 +151,10 @@ impl<T: Element> Backends<T> {
     /// # fn main() -> ascend_serving::Result<()> {
     /// # #[cfg(feature = "emulation")] {
     /// use ascend_attention::{Runtime, bf16};
-    /// use ascend_serving::{Backends, CascadePrefill};
+    /// use ascend_serving::{Backend, Backends};
     ///
     /// let device = Runtime::emulated()?.device(0)?;
-    /// let backends = Backends::<bf16>::none().with(CascadePrefill).append(Backends::standard(&device));
+    /// let backends = Backends::<bf16>::none().with(Backend::CascadePrefill).append(Backends::standard(&device));
     /// assert_eq!(backends.names().take(2).collect::<Vec<_>>(), ["cascade_prefill", "fused"]);
     /// # }
     /// # Ok(())
@@ -185,22 +183,16 @@ impl<T: Element> Backends<T> {
     ///
     /// ```
     /// use ascend_attention::bf16;
-    /// use ascend_serving::{AttentionState, Backends, FusedAttention, PagedDecode};
+    /// use ascend_serving::{AttentionState, Backend, Backends};
     ///
-    /// let decode = Backends::<bf16>::none().with(PagedDecode);
-    /// let backends = Backends::none().with(FusedAttention).for_steps(&[AttentionState::DecodeOnly], decode);
+    /// let decode = Backends::<bf16>::none().with(Backend::PagedDecode);
+    /// let backends = Backends::none().with(Backend::Fused).for_steps(&[AttentionState::DecodeOnly], decode);
     /// assert_eq!(backends.names().collect::<Vec<_>>(), ["fused", "paged_decode"]);
     /// ```
     pub fn for_steps(mut self, states: &[AttentionState], others: Self) -> Self {
         self.preferred.retain(|(_, state), _| !states.contains(state));
         self.of_steps.extend(states.iter().map(|state| (*state, others.backends.clone())));
         self
-    }
-
-    /// The backend of this name alone.
-    pub(super) fn only(&self, name: &str) -> Option<Self> {
-        let backend = self.backends.iter().find(|backend| backend.name() == name)?;
-        Some(Self { backends: vec![Arc::clone(backend)], ..Self::none() })
     }
 
     /// Tries a registered backend before the others for some layers, as the model numbers them, in some kinds of
@@ -216,10 +208,10 @@ impl<T: Element> Backends<T> {
     ///
     /// ```
     /// use ascend_attention::bf16;
-    /// use ascend_serving::{AttentionState, Backends, FusedAttention, PagedDecode};
+    /// use ascend_serving::{AttentionState, Backend, Backends};
     ///
     /// # fn main() -> Result<(), ascend_serving::Violation> {
-    /// let backends = Backends::<bf16>::none().with(FusedAttention).with(PagedDecode);
+    /// let backends = Backends::<bf16>::none().with(Backend::Fused).with(Backend::PagedDecode);
     /// let backends = backends.prefer([1, 3], &[AttentionState::DecodeOnly], "paged_decode")?;
     /// # let _ = backends;
     /// # Ok(())
@@ -373,34 +365,34 @@ impl<T: Element> Backends<T> {
         if first.quantised.is_some() {
             return None;
         }
-        let older = PromptAndIncre::is_all_of(step.stream.device());
+        let older = prompt_and_incre::is_all_of(step.stream.device());
         let is_plain = step.mask.causality().is_ok() && first.learnable_sink.is_none() && first.latent.is_none();
         if older {
             // It takes no named masks, sinks or latents, and no other backend serves this product.
-            return (is_plain && self.get(PromptAndIncre::NAME).is_none()).then_some(
-                "`.with(PromptAndIncre)`, named `prompt_and_incre`, adds PromptFlashAttention and \
+            return (is_plain && self.get(Backend::PromptAndIncre.name()).is_none()).then_some(
+                "`.with(Backend::PromptAndIncre)`, named `prompt_and_incre`, adds PromptFlashAttention and \
                  IncreFlashAttention, the fused attention of this product",
             );
         }
         let metadata = step.metadata;
         if let LayerMask::Named(_) = step.mask {
-            return self.get(NamedMaskAttention::NAME).is_none().then_some(
-                "`.with(NamedMaskAttention)`, named `named_mask`, adds calls with whole masks, by rules of the caller",
+            return self.get(Backend::NamedMask.name()).is_none().then_some(
+                "`.with(Backend::NamedMask)`, named `named_mask`, adds calls with whole masks, by rules of the caller",
             );
         }
         if let LayerMask::Causality(Causality::Chunk(_)) = step.mask {
-            return self.get(ChunkedLocalAttention::NAME).is_none().then_some(
-                "`.with(ChunkedLocalAttention)`, named `chunked_local`, adds attention within chunks, by virtual \
+            return self.get(Backend::ChunkedLocal.name()).is_none().then_some(
+                "`.with(Backend::ChunkedLocal)`, named `chunked_local`, adds attention within chunks, by virtual \
                      requests",
             );
         }
         let decodes = metadata.state() == AttentionState::DecodeOnly
             && is_plain
             && *step.mask == LayerMask::Causality(Causality::Causal);
-        let untried = self.get(AttentionBackend::<T>::name(&PagedDecode)).is_none();
+        let untried = self.get(Backend::PagedDecode.name()).is_none();
         (decodes && untried).then_some(
-            "`.with(PagedDecode)`, named `paged_decode`, adds the operator's decode path, which in steps such as \
-             this one takes element types, head dimensions and blocks that packed calls of the release may not",
+            "`.with(Backend::PagedDecode)`, named `paged_decode`, adds the operator's decode path, which in steps such \
+             as this one takes element types, head dimensions and blocks that packed calls of the release may not",
         )
     }
 
@@ -527,7 +519,7 @@ mod tests {
     #[test]
     fn layers_try_what_they_prefer_in_front_of_the_others() {
         use AttentionState::{ChunkedPrefill, DecodeOnly};
-        let both = || Backends::<bf16>::none().with(FusedAttention).with(PagedDecode);
+        let both = || Backends::<bf16>::none().with(Backend::Fused).with(Backend::PagedDecode);
         let backends = both().prefer([0, 2], &[DecodeOnly], "paged_decode").unwrap();
         // A later preference replaces an earlier one, and appended ones replace none.
         let backends = backends.prefer([2], &[DecodeOnly], "fused").unwrap();

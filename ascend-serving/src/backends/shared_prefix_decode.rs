@@ -12,7 +12,6 @@ use crate::causality::Causality;
 use crate::error::Result;
 use crate::rules;
 
-use super::backend::AttentionBackend;
 use super::program::StepProgram;
 use super::step_call::StepCall;
 use super::step_context::{LayerTensors, StepContext, merges_sinks};
@@ -26,24 +25,9 @@ struct SharedPrefix {
     blocks: usize,
 }
 
-/// Decoding, and verifying of drafts, for requests that share a cached prefix: their rows are stacked to one sequence
-/// that attends over the shared blocks, which are thereby read once for all of them; each request attends over its
-/// keys after them; and the two results are merged on the device.
-///
-/// Shared blocks are found in the block table: full blocks of the same number in the same columns of *neighbouring*
-/// rows. Of all divisions of the rows into neighbours the one that saves most is taken. An engine with many prefixes
-/// sorts its batch by the rows of the table, `requests.sort_by_key(|request| request.row)`. Requests that share nothing
-/// are in the same step.
-///
-/// Under a window that hides keys, only those shared blocks are read once that every token of its requests sees whole;
-/// each request reads the shared blocks before them together with its own later keys. One packed call has one window:
-/// every request longer than the window must belong to a shared prefix, and each prefix reads once only as many blocks
-/// as the prefix with the fewest.
-///
-/// Sinks are counted by the call over the keys after the shared blocks on Ascend 950, where its log-sum-exps are
-/// known to include them, and refused elsewhere. Steps that save less than the fields require are refused,
-/// too. [`FusedAttention`](crate::FusedAttention) lists what packed calls take in each release.
-#[derive(Clone, Copy, Debug)]
+/// The steps that [`Backend::SharedPrefixDecode`](crate::Backend::SharedPrefixDecode) takes: those that save as much
+/// as this, or more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedPrefixDecode {
     /// Fewest requests that share a prefix.
     pub min_requests: usize,
@@ -175,20 +159,20 @@ fn shared_with_next(metadata: &AttentionMetadata) -> Vec<usize> {
     full.windows(2).map(shared).collect()
 }
 
-impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
-    fn name(&self) -> &'static str {
-        "shared_prefix_decode"
-    }
-
-    fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<StepProgram<T>> {
-        let metadata = step.metadata;
-        let causality = step.mask.causality()?.over(metadata.longest());
-        let division = match merges_sinks(step, first)? {
-            true => self.division(metadata, causality),
-            false => None,
-        };
-        let Some(division) = division else {
-            return Err(rules::BACKEND_SHARED_PREFIX.broken(
+pub(super) fn program<T: Element>(
+    least: &SharedPrefixDecode,
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+) -> Result<StepProgram<T>> {
+    let metadata = step.metadata;
+    let causality = step.mask.causality()?.over(metadata.longest());
+    let division = match merges_sinks(step, first)? {
+        true => least.division(metadata, causality),
+        false => None,
+    };
+    let Some(division) = division else {
+        return Err(rules::BACKEND_SHARED_PREFIX
+            .broken(
                 format_args!(
                     "{} requests, {} pairs of neighbours with shared blocks, {causality:?}, {} sinks",
                     metadata.requests(),
@@ -196,19 +180,17 @@ impl<T: Element> AttentionBackend<T> for SharedPrefixDecode {
                     first.describe_sinks(),
                 ),
                 format_args!(
-                    "{self:?} or more, causal, a window within which every shared prefix has whole blocks, and sinks \
-                     on Ascend 950 alone"
+                    "{least:?} or more, causal, a window within which every shared prefix has whole blocks, and sinks \
+                 on Ascend 950 alone"
                 ),
             )
             .into());
-        };
-        let lists = Lists::new(step, causality, &division)?;
-        let mask = division.causality.mask(&step.stream.device().masks())?;
-        let suffix =
-            StepCall::packed(metadata.q_ends().clone(), lists.suffix_keys).blocks(lists.suffix_rows).mask(mask);
-        let prefix = StepCall::packed(lists.prefix_ends, lists.prefix_keys).blocks(lists.prefix_rows).without_sinks();
-        Ok(StepProgram::new([suffix, prefix]).merged(lists.parts))
-    }
+    };
+    let lists = Lists::new(step, causality, &division)?;
+    let mask = division.causality.mask(&step.stream.device().masks())?;
+    let suffix = StepCall::packed(metadata.q_ends().clone(), lists.suffix_keys).blocks(lists.suffix_rows).mask(mask);
+    let prefix = StepCall::packed(lists.prefix_ends, lists.prefix_keys).blocks(lists.prefix_rows).without_sinks();
+    Ok(StepProgram::new([suffix, prefix]).merged(lists.parts))
 }
 
 /// Lengths and table rows of both calls.

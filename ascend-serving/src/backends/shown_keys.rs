@@ -389,11 +389,11 @@ impl<'a> StepRow<'a> {
             },
             match self.seen {
                 None => {
-                    "return the error of `step.mask.causality()`, so that `NamedMaskAttention` computes such layers"
+                    "return the error of `step.mask.causality()`, so that `Backend::NamedMask` computes such layers"
                 }
                 Some(_) if matches!(self.mask, LayerMask::Causality(Causality::Chunk(_))) => {
                     "make each chunk's rows a sequence of the call, or return an error, so that \
-                     `ChunkedLocalAttention` computes such layers"
+                     `Backend::ChunkedLocal` computes such layers"
                 }
                 Some(_) => rules::BACKEND_UNMASKED.fix,
             },

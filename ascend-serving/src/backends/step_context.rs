@@ -56,7 +56,7 @@ impl AttentionShape {
     /// [`FusedInferAttention::emulated_only_soft_cap`], with windows, grouped queries, paged caches and graphs, so that
     /// an engine can be tested with such a model; elsewhere planning is an
     /// [`EMULATED_ONLY`](ascend_attention::rules::EMULATED_ONLY). Backends and layers that other operators compute
-    /// ([`PromptAndIncre`](crate::PromptAndIncre), sparse attention) are refused by
+    /// ([`Backend::PromptAndIncre`](crate::Backend::PromptAndIncre), sparse attention) are refused by
     /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP).
     ///
     /// A cap on the logits of the vocabulary (`final_logit_softcapping`) is no matter of attention.
@@ -326,13 +326,13 @@ pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Re
             &rules::BACKEND_QUANTISED,
             "a cache of MXFP8",
             "a quantised cache with scales of channels or tokens",
-            "register `MxFp8Attention`, or make the cache by `PagedKvCache::quantised_as`",
+            "register `Backend::MxFp8`, or make the cache by `PagedKvCache::quantised_as`",
         )),
         None => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             format_args!("a cache of {}", T::DTYPE),
             "a quantised cache",
-            "make the cache by `PagedKvCache::quantised`, or register `FusedAttention`",
+            "make the cache by `PagedKvCache::quantised`, or register `Backend::Fused`",
         )),
     }
 }

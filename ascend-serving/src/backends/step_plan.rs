@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::rules;
 use crate::sharing::{PlannedStream, STREAM_OF_STEP};
 
-use super::backend::{AttentionBackend, checked_program};
+use super::attention_backend::{AttentionBackend, checked_program};
 use super::latent_tensors::LatentFormKind;
 use super::program::{StepProgram, StepStage, heads_first, output_shape};
 use super::step_call::{CallKeys, CallMask, StepCall};

@@ -20,7 +20,7 @@ use crate::sharing::lock;
 pub enum LayerMask {
     /// A mask that the operator has.
     Causality(Causality),
-    /// A rule of the caller, for the backend [`NamedMaskAttention`](crate::NamedMaskAttention).
+    /// A rule of the caller, for the backend [`Backend::NamedMask`](crate::Backend::NamedMask).
     Named(NamedMask),
 }
 
@@ -57,7 +57,7 @@ impl LayerMask {
                 &rules::BACKEND_MASK,
                 self,
                 "a mask of the operator's own: bidirectional, causal, or a window",
-                "register `NamedMaskAttention` in front, which computes such layers",
+                "register `Backend::NamedMask` in front, which computes such layers",
             )),
         }
     }

@@ -12,7 +12,7 @@ use super::layer_mask::NamedMask;
 /// question and its answers. Tokens of an item see the prefix and the tokens before them in their own item.
 ///
 /// [`MultiItemPrompt::mask`] makes the mask of a step, for the backend
-/// [`NamedMaskAttention`](crate::NamedMaskAttention), and [`MultiItemPrompt::positions`] returns the positions at which
+/// [`Backend::NamedMask`](crate::Backend::NamedMask), and [`MultiItemPrompt::positions`] returns the positions at which
 /// tokens are embedded: each item as if it followed the prefix directly. The result for an item is that of a request of
 /// the prefix and that item alone.
 ///

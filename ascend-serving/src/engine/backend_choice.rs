@@ -93,7 +93,7 @@ impl<T: Element> Attention<T> {
     /// A choice may depend on more than the kind: backends such as [`SharedPrefixDecode`](crate::SharedPrefixDecode)
     /// leave small steps to the others.
     /// [`Step::selected`](crate::Step::selected) is the backend of a real step. The examples have no latents, so that
-    /// [`Mla`](crate::Mla) refuses every kind.
+    /// [`Backend::Mla`](crate::Backend::Mla) refuses every kind.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -102,14 +102,14 @@ impl<T: Element> Attention<T> {
     /// use ascend_attention::{Machine, Runtime, f16};
     /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
     /// use ascend_serving::{Attention, AttentionShape, AttentionState, Backends, Causality};
-    /// use ascend_serving::{FusedAttention, PagedDecode};
+    /// use ascend_serving::Backend;
     ///
     /// // FLOAT16 on CANN 8.1, whose packed calls take BF16 alone.
     /// let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1))?;
     /// let stream = runtime.device(0)?.stream()?;
     /// let shape = CacheShape::new(1, 8, 128);
     /// let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative)?;
-    /// let backends = Backends::none().with(FusedAttention).with(PagedDecode);
+    /// let backends = Backends::none().with(Backend::Fused).with(Backend::PagedDecode);
     /// let attention = Attention::new(AttentionShape::new(32, 8, 128), cache, backends);
     /// for choice in attention.backend_choices(&stream, 0, Causality::Causal, None)? {
     ///     match choice.state {

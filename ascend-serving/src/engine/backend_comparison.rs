@@ -178,7 +178,7 @@ impl BackendComparison {
 /// # fn main() -> ascend_serving::Result<()> {
 /// # #[cfg(feature = "emulation")] {
 /// use ascend_attention::{Runtime, bf16};
-/// use ascend_serving::{AttentionShape, BackendTrial, Backends, FusedAttention, PagedDecode};
+/// use ascend_serving::{AttentionShape, Backend, BackendTrial, Backends};
 /// use ascend_serving::{RecordedBatch, compare_backends};
 ///
 /// let step = RecordedBatch::from_json(
@@ -189,7 +189,7 @@ impl BackendComparison {
 /// )?;
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// let trial = BackendTrial::new(AttentionShape::new(4, 2, 64), 2);
-/// let backends = [Backends::none().with(FusedAttention), Backends::none().with(PagedDecode)];
+/// let backends = [Backends::none().with(Backend::Fused), Backends::none().with(Backend::PagedDecode)];
 /// let found = compare_backends::<bf16>(&stream, &trial, backends, &[step])?;
 /// assert_eq!(found.elements(), 2 * 2 * 4 * 64); // layers, tokens, heads, elements of a head
 /// assert!(found.furthest().is_none_or(|at| at.distance < 1e-2));

@@ -24,8 +24,8 @@ use super::queued_layers::QueuedLayers;
 /// of one request share its encoder keys by [`Sequence::fork`].
 ///
 /// Each layer is one packed call (TND) over the cache, without a mask, or the operator's decode path where that call
-/// is refused and each request adds one token. [`FusedAttention`](crate::FusedAttention) lists what packed calls take
-/// in each release, [`PagedDecode`](crate::PagedDecode) what the decode path takes.
+/// is refused and each request adds one token. [`Backend::Fused`](crate::Backend::Fused) lists what packed calls take
+/// in each release, [`Backend::PagedDecode`](crate::Backend::PagedDecode) what the decode path takes.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {

@@ -19,7 +19,7 @@ use super::layer_check::StepRows;
 
 /// The attention of an encoder or a vision tower: packed sequences, each token of which sees all of its own sequence
 /// and nothing else. There is no cache, no mask, and no state: [`EncoderAttention::plan`] checks and prepares a batch
-/// once for all layers, [`EncoderPlan::launch`] queues a layer.
+/// once for all layers, [`EncoderAttention::launch`] queues a layer.
 ///
 /// The sequences are whatever must not see each other: texts, pictures, or windows of a picture, for towers that
 /// attend within windows in some layers (`cu_window_seqlens`), which then have a plan for the windows and one for the
@@ -27,7 +27,7 @@ use super::layer_check::StepRows;
 /// [`Cumulative::from_with_zero`](ascend_attention::attention::Cumulative::from_with_zero) and
 /// [`Cumulative::per_request`](ascend_attention::attention::Cumulative::per_request).
 ///
-/// The routes are tried in this order, and [`EncoderPlan::route`] names the one that is used:
+/// The routes are tried in this order, and [`EncoderAttention::route`] names the one that is used:
 ///
 /// | route | calls |
 /// |---|---|
@@ -46,51 +46,40 @@ use super::layer_check::StepRows;
 /// // Two pictures of 100 and 36 patches, 16 heads of 80 elements.
 /// let lengths = PerRequest::new(vec![100, 36])?;
 /// let rows = stream.upload(&vec![f16::ONE; 136 * 16 * 80], [136, 16, 80])?;
-/// let encoder = EncoderAttention::new(AttentionShape::new(16, 16, 80))?;
-/// let plan = encoder.plan(&stream, &lengths, (&rows, &rows, &rows))?;
+/// let shape = AttentionShape::new(16, 16, 80);
+/// let encoder = EncoderAttention::plan(shape, &stream, &lengths, (&rows, &rows, &rows))?;
 /// for _layer in 0..2 {
-///     let output = plan.launch(&stream, (&rows, &rows, &rows))?;
+///     let output = encoder.launch(&stream, (&rows, &rows, &rows))?;
 ///     assert_eq!(output.download(&stream)?[0], f16::ONE);
 /// }
 /// # }
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug)]
 pub struct EncoderAttention {
-    shape: AttentionShape,
+    route: &'static str,
+    calls: Calls,
+    rows: EncoderRows,
 }
 
 impl EncoderAttention {
-    /// Attention of these heads.
-    ///
-    /// # Errors
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) as for [`AttentionShape::check`].
-    pub fn new(shape: AttentionShape) -> Result<Self> {
-        shape.check()?;
-        Ok(Self { shape })
-    }
-
-    /// The heads.
-    pub fn shape(&self) -> AttentionShape {
-        self.shape
-    }
-
-    /// Prepares a batch: the length of each sequence, and tensors of the shapes of all layers: query
+    /// Prepares a batch of these heads: the length of each sequence, and tensors of the shapes of all layers: query
     /// `[tokens, N, D]`, key and value `[tokens, Nkv, D]`. Sequences may be empty.
     ///
     /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) as for [`AttentionShape::check`];
     /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) without tokens, [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes,
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for lengths whose sum is too large;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; [`Error::NoBackend`] with
     /// the reason of each route.
     pub fn plan<T: Element>(
-        &self,
+        shape: AttentionShape,
         stream: &Stream,
         lengths: &PerRequest,
         (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
-    ) -> Result<EncoderPlan> {
+    ) -> Result<Self> {
+        shape.check()?;
         let ends = lengths.cumulative()?;
         let tokens = ends.total();
         if tokens == 0 {
@@ -102,7 +91,6 @@ impl EncoderAttention {
             )
             .into());
         }
-        let shape = self.shape;
         let rows = EncoderRows { tokens, shape };
         rows.check(stream, [query, key, value])?;
         let call = CallLengths::PackedDense { q: &ends, kv: &ends };
@@ -141,12 +129,77 @@ impl EncoderAttention {
         for (route, plan) in routes {
             match tentatively(plan) {
                 Ok(calls) => {
-                    return Ok(EncoderPlan { route, calls, rows });
+                    return Ok(Self { route, calls, rows });
                 }
                 Err(why) => reasons.push(RefusedBackend::new(route, why, stream.device())),
             }
         }
         Err(no_backend(&reasons, None))
+    }
+
+    /// The route that it uses.
+    pub fn route(&self) -> &'static str {
+        self.route
+    }
+
+    /// Queues the attention of a layer, given its query, key and value: `[tokens, N, D]`. Returns at once.
+    ///
+    /// # Errors
+    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
+    /// shapes; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; any error of a
+    /// launch.
+    pub fn launch<T: Element>(
+        &self,
+        stream: &Stream,
+        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+    ) -> Result<Tensor<T>> {
+        let mut output = Tensor::empty(stream.device(), inputs.0.shape())?;
+        self.launch_into(stream, inputs, &mut output)?;
+        Ok(output)
+    }
+
+    /// As [`launch`](Self::launch), with an output tensor of the caller, of the query's shape.
+    ///
+    /// # Errors
+    /// As for [`launch`](Self::launch); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with an input.
+    pub fn launch_into<T: Element>(
+        &self,
+        stream: &Stream,
+        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        output: &mut Tensor<T>,
+    ) -> Result<()> {
+        let tensors = [query, key, value];
+        self.rows.check(stream, tensors)?;
+        let read: [(_, &AnyTensor); 3] = [("query", query), ("key", key), ("value", value)];
+        apart("output", output, read)?;
+        match &self.calls {
+            Calls::Packed(plan) => {
+                let inputs = Inputs::new(query, key, value);
+                let mut output = Output::from(output.clone());
+                Ok(plan.launch_into(stream, inputs, &mut output)?)
+            }
+            Calls::Batched(calls) => {
+                output_of(query, output)?;
+                for (run, plan) in calls {
+                    let [query, key, value] = run.parts(tensors)?;
+                    let mut part = Output::from(run.part(output)?);
+                    let inputs = Inputs::new(&query, &key, &value);
+                    plan.launch_into(stream, inputs, &mut part)?;
+                }
+                Ok(())
+            }
+            Calls::Prompts(calls) => {
+                output_of(query, output)?;
+                for (run, plan) in calls {
+                    let [query, key, value] = run.flat_parts(tensors)?;
+                    let mut part = run.flat_part(output)?;
+                    let inputs = Inputs::new(&query, &key, &value);
+                    plan.launch_into(stream, inputs, &mut part)?;
+                }
+                Ok(())
+            }
+        }
     }
 }
 
@@ -252,80 +305,6 @@ enum Calls {
     Prompts(Vec<(Run, Arc<PromptPlan>)>),
 }
 
-/// A batch that is prepared for all layers of an encoder. From [`EncoderAttention::plan`].
-pub struct EncoderPlan {
-    route: &'static str,
-    calls: Calls,
-    rows: EncoderRows,
-}
-
-impl EncoderPlan {
-    /// The route of [`EncoderAttention`] that it uses.
-    pub fn route(&self) -> &'static str {
-        self.route
-    }
-
-    /// Queues the attention of a layer, given its query, key and value: `[tokens, N, D]`. Returns at once.
-    ///
-    /// # Errors
-    /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
-    /// shapes; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; any error of a
-    /// launch.
-    pub fn launch<T: Element>(
-        &self,
-        stream: &Stream,
-        inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
-    ) -> Result<Tensor<T>> {
-        let mut output = Tensor::empty(stream.device(), inputs.0.shape())?;
-        self.launch_into(stream, inputs, &mut output)?;
-        Ok(output)
-    }
-
-    /// As [`launch`](Self::launch), with an output tensor of the caller, of the query's shape.
-    ///
-    /// # Errors
-    /// As for [`EncoderPlan::launch`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with an input.
-    pub fn launch_into<T: Element>(
-        &self,
-        stream: &Stream,
-        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let tensors = [query, key, value];
-        self.rows.check(stream, tensors)?;
-        let read: [(_, &AnyTensor); 3] = [("query", query), ("key", key), ("value", value)];
-        apart("output", output, read)?;
-        match &self.calls {
-            Calls::Packed(plan) => {
-                let inputs = Inputs::new(query, key, value);
-                let mut output = Output::from(output.clone());
-                Ok(plan.launch_into(stream, inputs, &mut output)?)
-            }
-            Calls::Batched(calls) => {
-                output_of(query, output)?;
-                for (run, plan) in calls {
-                    let [query, key, value] = run.parts(tensors)?;
-                    let mut part = Output::from(run.part(output)?);
-                    let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_into(stream, inputs, &mut part)?;
-                }
-                Ok(())
-            }
-            Calls::Prompts(calls) => {
-                output_of(query, output)?;
-                for (run, plan) in calls {
-                    let [query, key, value] = run.flat_parts(tensors)?;
-                    let mut part = run.flat_part(output)?;
-                    let inputs = Inputs::new(&query, &key, &value);
-                    plan.launch_into(stream, inputs, &mut part)?;
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
 /// Refuses an output of another shape than the query's before any of several calls is queued.
 fn output_of<T: Element>(query: &Tensor<T>, output: &Tensor<T>) -> Result<()> {
     if output.shape() == query.shape() {
@@ -334,9 +313,9 @@ fn output_of<T: Element>(query: &Tensor<T>, output: &Tensor<T>) -> Result<()> {
     Err(Error::not_as_planned("output", format_args!("{:?}", output.shape()), format_args!("{:?}", query.shape())))
 }
 
-impl fmt::Debug for EncoderPlan {
+impl fmt::Debug for EncoderAttention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EncoderPlan").field("route", &self.route).field("rows", &self.rows).finish_non_exhaustive()
+        f.debug_struct("EncoderAttention").field("route", &self.route).field("rows", &self.rows).finish_non_exhaustive()
     }
 }
 

@@ -111,7 +111,7 @@ impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for Lay
 impl<'a, T: Element> LayerInputs<'a, T> {
     /// The inputs of a layer of multi-head latent attention: new latents `[tokens, 1, 512]` and rotary keys
     /// `[tokens, 1, 64]`. The [`LatentForm`](crate::LatentForm) defines the query and the output, and who projects
-    /// what. [`Mla`](crate::Mla) computes such layers: causal ones, without sinks.
+    /// what. [`Backend::Mla`](crate::Backend::Mla) computes such layers: causal ones, without sinks.
     pub fn latent(
         query: &'a Tensor<T>,
         latent: &'a Tensor<T>,
@@ -146,9 +146,9 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     /// sinks and masks of their own; the cache counts those layers alone that have keys, and settings by a layer's
     /// number ([`Backends::prefer`](crate::Backends::prefer), the layers of TriangleMix) are those of the layer that
     /// has the keys. Keys come from the cache, also where no token of the step was cached before: backends that read
-    /// the step's own keys ([`CascadePrefill`](crate::CascadePrefill)) are passed over, over latents the queries are
-    /// absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)), and the tensors may hold something else by
-    /// then.
+    /// the step's own keys ([`Backend::CascadePrefill`](crate::Backend::CascadePrefill)) are passed over, over latents
+    /// the queries are absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)), and the tensors may hold
+    /// something else by then.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {

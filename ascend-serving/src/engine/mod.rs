@@ -41,7 +41,7 @@ pub use cache_accuracy::{CacheAccuracy, compare_caches};
 pub(crate) use convolution_calls::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
 pub use convolution_step::ConvolutionInputs;
 pub use cross_attention::{CrossAttention, CrossStep, Encoding};
-pub use encoder_attention::{EncoderAttention, EncoderPlan};
+pub use encoder_attention::EncoderAttention;
 pub use key_choice::KeyChoice;
 pub(crate) use layer_check::{STEP_HEADS_FIX, StepRows};
 pub use layer_group::LayerGroup;

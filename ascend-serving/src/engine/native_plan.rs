@@ -17,8 +17,9 @@ use crate::backends::size;
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
 use crate::error::Result;
+use crate::kv::kernel_blocks;
 
-use super::native_sparse::{CacheViews, NativeSparse};
+use super::native_sparse::{CacheViews, KERNEL_BLOCK, NativeSparse};
 
 /// Most query rows of a sequence, and most sequences, of a call of NsaSelectedAttentionInfer.
 const MOST_ROWS: usize = 4;
@@ -256,7 +257,7 @@ fn requests<'a, T: Element>(native: &NativeSparse<T>, metadata: &'a AttentionMet
     let rows = rows.take(metadata.requests()).map(|((new, cached), row)| {
         let tokens = cached + new;
         let blocks = &row[..tokens.div_ceil(block_size)];
-        let tables = [native.kernel_blocks.split_row(blocks)?, native.rows.table(blocks)];
+        let tables = [kernel_blocks(blocks, block_size, KERNEL_BLOCK)?, native.rows.table(blocks)];
         Ok(Request { new, tokens, blocks, tables })
     });
     rows.collect()
@@ -370,7 +371,7 @@ impl<T: Element> Planning<'_, T> {
             blocks.push(&self.requests[request].tables[0]);
         }
         let Self { native, stream, views, tensors, .. } = *self;
-        let table = BlockTable::from_rows(stream, &blocks, native.kernel_blocks.kernel_block())?;
+        let table = BlockTable::from_rows(stream, &blocks, KERNEL_BLOCK)?;
         let query = tensors.query.narrow(0, first..first + end)?;
         let [key, value] = &views.tokens;
         let call = native.shape.call(Layout::Tnd).actual_seq_lengths(ends).actual_seq_lengths_kv(lengths).mask(mask);

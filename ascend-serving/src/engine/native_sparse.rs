@@ -10,7 +10,7 @@ use ascend_attention::{DType, Element, Stream, Tensor, Violation};
 
 use crate::backends::AttentionShape;
 use crate::error::{Error, Result};
-use crate::kv::{CacheShape, CompressedRows, KernelBlocks, MAX_INT32, PagedKvCache, Sequence};
+use crate::kv::{CacheShape, CompressedRows, MAX_INT32, PagedKvCache, Sequence, kernel_blocks_of};
 
 use super::two_caches;
 
@@ -82,7 +82,8 @@ pub struct NativeSparse<T: Element> {
     pub(super) compressed: PagedKvCache<T>,
     pub(super) compression: Compression,
     pub(super) rows: CompressedRows,
-    pub(super) kernel_blocks: KernelBlocks,
+    /// Blocks of the operators in one of the cache.
+    kernel_blocks: usize,
     pub(super) select_block: usize,
     pub(super) select_count: usize,
     pub(super) window: usize,
@@ -101,7 +102,7 @@ pub(super) struct CacheViews<T: Element> {
 }
 
 /// Tokens of a block as operators read the cache.
-const KERNEL_BLOCK: usize = 128;
+pub(super) const KERNEL_BLOCK: usize = 128;
 
 impl<T: Element> NativeSparse<T> {
     /// Native sparse attention of these heads over a cache, with a compressed token of every `block` tokens, one from
@@ -132,7 +133,7 @@ impl<T: Element> NativeSparse<T> {
         check_compression(&cache, compression)?;
         let rows = CompressedRows::new(compression, cache.pool().block_size())?;
         Ok(Self {
-            kernel_blocks: KernelBlocks::new(cache.pool().block_size(), KERNEL_BLOCK)?,
+            kernel_blocks: kernel_blocks_of(cache.pool().block_size(), KERNEL_BLOCK)?,
             compressed: PagedKvCache::beside(&cache, rows.rows())?,
             shape,
             cache,
@@ -228,7 +229,7 @@ impl<T: Element> NativeSparse<T> {
                 _ => Ok([key.reshape(axes(&[kv_heads * key_dim]))?, value.reshape(axes(&[kv_heads * value_dim]))?]),
             }
         };
-        let kernel = [blocks * self.kernel_blocks.times(), KERNEL_BLOCK];
+        let kernel = [blocks * self.kernel_blocks, KERNEL_BLOCK];
         let tokens = [&tokens.key, &tokens.value];
         let compressed = [&compressed.key, &compressed.value];
         Ok(CacheViews {

@@ -30,9 +30,9 @@ use super::linear_replay::{CapturedLinear, LinearReplay};
 /// A graph writes the layer's keys and values into the cache, quantised where the cache has scales of channels, and
 /// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
 /// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
-/// [`FusedAttention`](crate::FusedAttention) and [`PagedDecode`](crate::PagedDecode); the book's page of graphs lists
-/// them. A layer of linear attention has a graph of RecurrentGatedDeltaRule, and one of the convolution in front where
-/// the states have one ([`GraphLimits::linear`]). Over a cache of latents the queries are absorbed
+/// [`Backend::Fused`](crate::Backend::Fused) and [`Backend::PagedDecode`](crate::Backend::PagedDecode); the book's page
+/// of graphs lists them. A layer of linear attention has a graph of RecurrentGatedDeltaRule, and one of the convolution
+/// in front where the states have one ([`GraphLimits::linear`]). Over a cache of latents the queries are absorbed
 /// ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)). From [`Attention::capture`] or
 /// [`Attention::capture_layers`].
 ///

@@ -48,7 +48,7 @@ impl<T: Element> PagedKvCache<T> {
     /// A cache of `blocks` blocks of `block_size` tokens in each layer, full of zeros.
     ///
     /// Any block size makes a cache. On Atlas A2 and A3 multiples of 128 are read on every release; multiples of 16
-    /// on CANN 8.1 where steps decode alone, and from 8.5 on by [`FusedAttention`](crate::FusedAttention) as its table
+    /// on CANN 8.1 where steps decode alone, and from 8.5 on by [`Backend::Fused`](crate::Backend::Fused) as its table
     /// lists. On 310P a block has at most 512 tokens.
     ///
     /// # Errors

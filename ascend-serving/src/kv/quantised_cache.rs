@@ -22,13 +22,14 @@ impl<T: Element> PagedKvCache<T> {
     /// still the type of queries, of new keys and values, and of results: FLOAT16 or BF16. It takes half the memory.
     ///
     /// Writes quantise on the device and without waiting: see [`ChannelScales`].
-    /// [`QuantisedDecode`](crate::QuantisedDecode) and [`QuantisedPrefill`](crate::QuantisedPrefill) serve steps over
-    /// it. Numbers that are not finite have no integer: the device stores some integer for them, and reports nothing
-    /// ([`Tensor::range_report`] finds them).
+    /// [`Backend::QuantisedDecode`](crate::Backend::QuantisedDecode) and
+    /// [`Backend::QuantisedPrefill`](crate::Backend::QuantisedPrefill) serve steps over it. Numbers that are not finite
+    /// have no integer: the device stores some integer for them, and reports nothing ([`Tensor::range_report`] finds
+    /// them).
     ///
     /// On Atlas A2 and A3 steps of single tokens over BnBsH and BnNBsD take heads of up to 512 elements, in blocks of
     /// a multiple of 32 tokens; other steps take what packed calls of 16 bits do
-    /// ([`FusedAttention`](crate::FusedAttention)). An NZ cache needs heads of 128 elements, blocks of 128 or 512
+    /// ([`Backend::Fused`](crate::Backend::Fused)). An NZ cache needs heads of 128 elements, blocks of 128 or 512
     /// tokens, and BF16 queries.
     ///
     /// ```
@@ -37,15 +38,15 @@ impl<T: Element> PagedKvCache<T> {
     /// use ascend_attention::{Runtime, bf16};
     /// use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
     /// use ascend_serving::{
-    ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ///     QuantisedDecode, QuantisedPrefill,
+    ///     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest,
+    ///     BatchSettings, Causality,
     /// };
     ///
     /// let stream = Runtime::emulated()?.device(0)?.stream()?;
     /// let shape = CacheShape::new(1, 1, 64);
     /// let scales = [ChannelScales::uniform(&shape, 0.5, 0.25)?];
     /// let cache = PagedKvCache::<bf16>::quantised(&stream, 4, 128, shape, PadPolicy::SkipNegative, &scales)?;
-    /// let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
+    /// let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
     /// let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
     /// let mut sequence = Sequence::new(attention.cache().pool());
     /// attention.grow(&stream, &mut sequence, 1)?;
@@ -218,7 +219,7 @@ impl<T: Element> PagedKvCache<T> {
 
     /// A cache of MXFP8, for Ascend 950 with CANN 9.1: FLOAT8_E4M3FN in groups of 32 that share a scale, a power of
     /// two of FLOAT8_E8M0. A group of keys is neighbours in a head, a group of values the same element of
-    /// neighbouring tokens. [`MxFp8Attention`](crate::MxFp8Attention) serves steps over it and makes queries MXFP8,
+    /// neighbouring tokens. [`Backend::MxFp8`](crate::Backend::MxFp8) serves steps over it and makes queries MXFP8,
     /// too. No calibration is needed, no number is too large, and numbers that are not finite are refused
     /// ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written.
     ///
@@ -348,8 +349,8 @@ impl<T: Element> PagedKvCache<T> {
 }
 
 /// Checks by the operator's rules that it dequantises such keys and values, as
-/// [`QuantisedPrefill`](crate::QuantisedPrefill) does: one token at a time, copied out of the blocks. Calls that read
-/// the blocks are checked when a step is planned, since a cache may have steps of one kind alone.
+/// [`Backend::QuantisedPrefill`](crate::Backend::QuantisedPrefill) does: one token at a time, copied out of the blocks.
+/// Calls that read the blocks are checked when a step is planned, since a cache may have steps of one kind alone.
 fn check_dequantised<T: Element>(
     device: &Device,
     shape: &CacheShape,

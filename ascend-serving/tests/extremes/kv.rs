@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 
 use ascend_attention::f16;
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, Cache, CacheShape, CacheWrite, CachedRows, Interleave, KernelBlocks, PadPolicy,
-    PageTable, PagedKvCache, Sequence, check_slots, slot,
+    Audit, AuditRequest, BlockPool, Cache, CacheShape, CacheWrite, CachedRows, Interleave, PadPolicy, PageTable,
+    PagedKvCache, Sequence, check_slots, kernel_blocks, slot,
 };
 
 use ascend_serving::{Causality, PrefixCache};
@@ -104,10 +104,8 @@ pub const CALLS: &[Call] = &[
             let _ = share.slot(&row(draw), draw.usize(), draw.usize(), draw.usize());
         }
     }),
-    ("KernelBlocks", |draw| {
-        if let Ok(blocks) = KernelBlocks::new(draw.usize(), draw.usize()) {
-            let _ = blocks.split_row(&row(draw));
-        }
+    ("kernel_blocks", |draw| {
+        let _ = kernel_blocks(&row(draw), draw.usize(), draw.usize());
     }),
     ("check_slots", |draw| {
         let _ = check_slots(&slots(draw), draw.usize(), draw.usize(), pad(draw));

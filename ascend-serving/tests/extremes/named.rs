@@ -3,11 +3,11 @@
 use ascend_attention::attention::PerRequest;
 use ascend_attention::{Tensor, bf16, f16};
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, CacheShape, KernelBlocks, PadPolicy, PageTable, PagedKvCache,
+    Audit, AuditRequest, BlockPool, CacheShape, PadPolicy, PageTable, PagedKvCache, kernel_blocks,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, CustomMask, DraftTree, Error,
-    FusedAttention, GraphLimits, LayerGroup, MaskExtent, PackedBits, TokenIndices, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, Causality, CustomMask, DraftTree,
+    Error, GraphLimits, LayerGroup, MaskExtent, PackedBits, TokenIndices, rules,
 };
 
 #[test]
@@ -83,11 +83,12 @@ fn extents_are_compared_with_the_words_before_anything_is_unpacked() {
 
 #[test]
 fn a_block_of_billions_of_kernel_blocks_is_refused() {
-    let refused = KernelBlocks::new(usize::MAX, 1).unwrap_err();
-    assert_eq!(refused.rule, &rules::BLOCK_SPLIT);
-    let most = KernelBlocks::new(KernelBlocks::MAX_TIMES, 1).unwrap();
-    assert_eq!(most.split_row(&[1]).unwrap().len(), most.times());
-    let rows = most.split_row(&[0; 4096]).unwrap_err();
+    const MOST: usize = 1 << 16;
+    for blocks in [MOST + 1, usize::MAX] {
+        assert_eq!(kernel_blocks(&[], blocks, 1).unwrap_err().rule, &rules::BLOCK_SPLIT);
+    }
+    assert_eq!(kernel_blocks(&[1], MOST, 1).unwrap().len(), MOST);
+    let rows = kernel_blocks(&[0; 4096], MOST, 1).unwrap_err();
     assert_eq!(rows.rule, &rules::TABLE_ROW, "more than this program may allocate");
 }
 
@@ -99,7 +100,7 @@ fn endless_lists_are_cut_and_refused() {
         let shape = CacheShape::new(layers, 1, 64);
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-        (AttentionShape::new(1, 1, 64), cache, Backends::none().with(FusedAttention))
+        (AttentionShape::new(1, 1, 64), cache, Backends::none().with(Backend::Fused))
     };
     let group = |layers: usize, named: usize| {
         let (shape, cache, backends) = parts(layers);
@@ -114,7 +115,7 @@ fn endless_lists_are_cut_and_refused() {
     let groups = std::iter::repeat_with(|| group(0, 0));
     let refused = Attention::of_groups(1, groups).unwrap_err();
     assert_eq!(refused.rule, &rules::GROUP_LAYERS);
-    let backends = Backends::<bf16>::none().with(FusedAttention);
+    let backends = Backends::<bf16>::none().with(Backend::Fused);
     let refused = backends.prefer(std::iter::repeat(0), &AttentionState::ALL, "fused").unwrap_err();
     assert_eq!(refused.rule, &rules::BACKEND_LAYERS);
 

@@ -6,8 +6,8 @@ use ascend_serving::kv::{
     Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, FusedAttention,
-    GraphLimits, MxFp8Attention, QuantisedDecode, QuantisedPrefill,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
+    GraphLimits,
 };
 
 use crate::draw::Draw;
@@ -121,8 +121,11 @@ pub const CALLS: &[Call] = &[
         let Ok(cache) = cache(draw, &stream, sizes, shape, PadPolicy::SkipNegative) else {
             return;
         };
-        let backends =
-            Backends::none().with(QuantisedDecode).with(QuantisedPrefill).with(MxFp8Attention).with(FusedAttention);
+        let backends = Backends::none()
+            .with(Backend::QuantisedDecode)
+            .with(Backend::QuantisedPrefill)
+            .with(Backend::MxFp8)
+            .with(Backend::Fused);
         let heads = draw.of(&[2, 4, 6, 2, 4, 6, usize::MAX]);
         let mut attention = Attention::new(AttentionShape::new(heads, 2, DIM), cache, backends);
         let keys = draw.usize();

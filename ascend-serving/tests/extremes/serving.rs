@@ -6,12 +6,11 @@ use ascend_attention::attention::PerRequest;
 use ascend_attention::{bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocalAttention, ContextParallel, CrossAttention, CustomMask, DraftSource,
-    DraftTree, Drafting, EncoderAttention, FusedAttention, GraphLimits, IndexerTensors, LatentForm, LatentTensors,
-    LayerInputs, LayerMask, LocalBatch, MaskExtent, Mla, MultiItemPrompt, NamedMask, NamedMaskAttention, PackedBits,
-    PageIndices, PagedDecode, RecordedBatch, SampledDrafts, SharedPrefixDecode, SparseLatent, SparseTensors,
-    SplitDecode, SplitLimits, StatePolicy, TokenIndices, TreeRequest, TreeVerification, TwoFusedCalls,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting, EncoderAttention,
+    GraphLimits, IndexerTensors, LatentForm, LatentTensors, LayerInputs, LayerMask, LocalBatch, MaskExtent,
+    MultiItemPrompt, NamedMask, PackedBits, PageIndices, RecordedBatch, SampledDrafts, SharedPrefixDecode,
+    SparseLatent, SparseTensors, SplitDecode, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
 };
 
 use crate::draw::Draw;
@@ -88,15 +87,17 @@ impl Request {
     }
 }
 
-fn split_decode(draw: &mut Draw) -> SplitDecode {
-    match NonZeroUsize::new(draw.usize()) {
-        Some(tile) if draw.bool() => SplitDecode::Tiles(tile),
+fn split(draw: &mut Draw) -> SplitDecode {
+    match NonZeroUsize::new(draw.usize()).zip(NonZeroUsize::new(draw.usize())) {
+        Some((tile, _)) if draw.bool() => SplitDecode::Tiles(tile),
+        Some((keys, max_splits)) if draw.bool() => SplitDecode::Capped { keys, max_splits },
         _ => SplitDecode::Balanced { max_splits: draw.usize(), cores: draw.usize() },
     }
 }
 
-fn shared_prefix(draw: &mut Draw) -> SharedPrefixDecode {
-    SharedPrefixDecode { min_requests: draw.usize(), min_shared_keys: draw.usize(), min_saved_keys: draw.usize() }
+fn shared_prefix(draw: &mut Draw) -> Backend {
+    let [min_requests, min_shared_keys, min_saved_keys] = [draw.usize(), draw.usize(), draw.usize()];
+    Backend::SharedPrefixDecode(SharedPrefixDecode { min_requests, min_shared_keys, min_saved_keys })
 }
 
 /// Limits of graphs for one or two requests of a cache of four blocks of 16 tokens.
@@ -192,11 +193,9 @@ pub const CALLS: &[Call] = &[
         let drafting = draw.of(&[None, Some(Drafting::Mtp), Some(Drafting::Other)]);
         let _ = StatePolicy::new(draw.bool(), drafting).state(&requests);
     }),
-    ("SplitLimits", |draw| {
-        let limits =
-            SplitLimits { max_splits: draw.usize(), cores: draw.usize(), heads: draw.usize(), kv_heads: draw.usize() };
-        let _ = limits.balanced(&lengths(draw));
-        let _ = SplitLimits::by_tiles(&lengths(draw), draw.usize());
+    ("SplitDecode", |draw| {
+        let (split, shape) = (split(draw), AttentionShape::new(draw.usize(), draw.usize(), 64));
+        let _ = split.parts(&lengths(draw), shape);
     }),
     ("LocalBatch", |draw| {
         let table = table(draw);
@@ -207,9 +206,6 @@ pub const CALLS: &[Call] = &[
     ("EncoderAttention", |draw| {
         let stream = crate::stream();
         let heads = AttentionShape::new(draw.of(&[1, 2, usize::MAX]), draw.of(&[0, 1, 2]), 64);
-        let Ok(encoder) = EncoderAttention::new(heads) else {
-            return;
-        };
         let tokens = draw.of(&[1usize, 2, 8]);
         let rows = |heads: usize| {
             let ones = vec![bf16::ONE; tokens * heads * 64];
@@ -220,9 +216,9 @@ pub const CALLS: &[Call] = &[
             true => lengths(draw),
             false => PerRequest::new(vec![tokens - 1, 0, 1]).unwrap(),
         };
-        if let Ok(plan) = encoder.plan(&stream, &lengths, (&query, &key, &key)) {
-            plan.launch(&stream, (&query, &key, &key)).unwrap();
-            let _ = plan.launch(&stream, (&key, &query, &key));
+        if let Ok(encoder) = EncoderAttention::plan(heads, &stream, &lengths, (&query, &key, &key)) {
+            encoder.launch(&stream, (&query, &key, &key)).unwrap();
+            let _ = encoder.launch(&stream, (&key, &query, &key));
         }
     }),
     ("CrossAttention", |draw| {
@@ -356,7 +352,7 @@ pub const CALLS: &[Call] = &[
         let _ = parallel.split(&[request], PadPolicy::SkipNegative);
     }),
     ("Backends::prefer", |draw| {
-        let backends = Backends::<bf16>::none().with(FusedAttention);
+        let backends = Backends::<bf16>::none().with(Backend::Fused);
         let _ = backends.prefer(draw.usize()..draw.usize(), &AttentionState::ALL, "fused");
     }),
     ("a step of an engine", |draw| {
@@ -365,12 +361,12 @@ pub const CALLS: &[Call] = &[
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, PadPolicy::SkipNegative);
         let backends = Backends::none()
             .with(shared_prefix(draw))
-            .with(CascadePrefill)
-            .with(ChunkedLocalAttention)
-            .with(split_decode(draw))
-            .with(TwoFusedCalls)
-            .with(PagedDecode)
-            .with(FusedAttention);
+            .with(Backend::CascadePrefill)
+            .with(Backend::ChunkedLocal)
+            .with(Backend::SplitDecode(split(draw)))
+            .with(Backend::FusedInTwo)
+            .with(Backend::PagedDecode)
+            .with(Backend::Fused);
         let backends = match draw.bool() {
             true => backends,
             false => backends.memory_limit(draw.usize(), draw.usize()),
@@ -415,7 +411,7 @@ pub const CALLS: &[Call] = &[
             return;
         };
         let heads = AttentionShape::new(draw.of(&[1, 2, 2, 2, usize::MAX]), 1, 64);
-        let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
+        let backends = Backends::none().with(Backend::NamedMask).with(Backend::Fused);
         let attention = Attention::new(heads, cache, backends);
         let limits = match fits {
             true => fitting_limits(),
@@ -466,7 +462,7 @@ pub const CALLS: &[Call] = &[
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 4, 16, shape, pad).unwrap();
         let heads = AttentionShape::latent(draw.of(&[1, 2, 2, 2, usize::MAX]));
-        let attention = Attention::new(heads, cache, Backends::none().with(Mla::new()));
+        let attention = Attention::new(heads, cache, Backends::none().with(Backend::MLA));
         let limits = match fits {
             true => fitting_limits(),
             false => graph_limits(draw),

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, PadPolicy};
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendTrial, Backends, BatchRequest,
-    BatchSettings, Causality, Error, FusedAttention, LayerMask, LayerTensors, PagedDecode, RecordedBatch, Result,
-    StepContext, StepMemory, StepProgram, StepStage, TwoFusedCalls, compare_backends,
+    AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, Backend, BackendTrial, Backends, BatchRequest,
+    BatchSettings, Causality, Error, LayerMask, LayerTensors, RecordedBatch, Result, StepContext, StepMemory,
+    StepProgram, StepStage, compare_backends,
 };
 use proptest::prelude::*;
 
@@ -186,9 +186,9 @@ proptest! {
         let steps = schedule(window, lengths, &steps);
         prop_assume!(!steps.is_empty());
         let backends = match which {
-            0 => Backends::none().with(FusedAttention),
-            1 => Backends::none().with(TwoFusedCalls).with(FusedAttention),
-            _ => Backends::none().with(PagedDecode),
+            0 => Backends::none().with(Backend::Fused),
+            1 => Backends::none().with(Backend::FusedInTwo).with(Backend::Fused),
+            _ => Backends::none().with(Backend::PagedDecode),
         };
         let dense = Backends::none().with(Dense::default());
         let found = compare_backends(&stream, &trial(seed), [backends, dense], &steps).unwrap();
@@ -227,7 +227,7 @@ fn an_element_that_is_off_is_found_in_its_place() {
     };
     let run = |off| {
         let backends =
-            [Backends::none().with(FusedAttention), Backends::none().with(Dense { off, ..Dense::default() })];
+            [Backends::none().with(Backend::Fused), Backends::none().with(Dense { off, ..Dense::default() })];
         compare_backends(&stream, &trial(7), backends, &steps).unwrap()
     };
     let right = run(None);
@@ -263,18 +263,18 @@ fn an_element_that_is_off_is_found_in_its_place() {
 fn the_same_backend_computes_the_same_and_seeds_differ() {
     let stream = harness::stream();
     let steps = schedule(NonZeroUsize::new(60).map(NonZeroUsize::get), [100, 0, 0], &[[Some(1), Some(4), None]]);
-    let both = || [Backends::none().with(FusedAttention), Backends::none().with(FusedAttention)];
+    let both = || [Backends::none().with(Backend::Fused), Backends::none().with(Backend::Fused)];
     let found = compare_backends::<bf16>(&stream, &trial(1), both(), &steps).unwrap();
     assert_eq!((found.equal_share(), found.furthest()), (Some(1.0), None));
     // Runs write the same keys: later steps stay what they were.
     let often = trial(1).runs(3);
     let next = schedule(None, [100, 0, 0], &[[Some(1), Some(4), None], [Some(2), Some(1), None]]);
     let dense = Backends::none().with(Dense::default());
-    let backends = [Backends::none().with(FusedAttention), dense];
+    let backends = [Backends::none().with(Backend::Fused), dense];
     let found = compare_backends(&stream, &often, backends, &next).unwrap();
     assert_eq!(found.elements(), 2 * (5 + 3) * 4 * 64);
     assert!(found.furthest().is_none_or(|at| at.distance < 1e-2));
-    let refused = [Backends::none().with(PagedDecode), Backends::none()];
+    let refused = [Backends::none().with(Backend::PagedDecode), Backends::none()];
     let found = compare_backends::<bf16>(&stream, &trial(1), refused, &steps).unwrap();
     assert_eq!((found.equal_share(), found.elements()), (None, 0));
     assert!(found.steps[0].sides.iter().all(|side| side.is_err()));
@@ -285,7 +285,7 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
 fn what_cannot_be_compared_is_refused_by_name() {
     let stream = harness::stream();
     let steps = schedule(None, [3, 3, 3], &[[Some(1), None, None]]);
-    let both = || [Backends::none().with(FusedAttention), Backends::none().with(FusedAttention)];
+    let both = || [Backends::none().with(Backend::Fused), Backends::none().with(Backend::Fused)];
     let said = |trial: &BackendTrial, steps: &[RecordedBatch]| {
         let refused = compare_backends::<bf16>(&stream, trial, both(), steps).unwrap_err();
         refused.to_string()

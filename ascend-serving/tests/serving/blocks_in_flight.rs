@@ -7,8 +7,8 @@ use std::time::Duration;
 use ascend_attention::{Graph, bf16, f16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, NamedMask, NamedMaskAttention, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    GraphLimits, NamedMask, rules,
 };
 
 use crate::harness;
@@ -97,7 +97,7 @@ fn metadata_does_not_outlive_its_blocks() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 1, 16);
     let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(FusedAttention);
+    let backends = Backends::none().with(Backend::Fused);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
     let limits = GraphLimits::new([1], 400);
     let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
@@ -153,7 +153,7 @@ fn requests_of_a_step_are_made_while_others_end() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 1, 16);
     let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(FusedAttention);
+    let backends = Backends::none().with(Backend::Fused);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let sequence = |attention: &mut Attention<f16>, tokens| {
@@ -180,7 +180,7 @@ fn blocks_that_go_back_while_a_step_begins_wait_for_it() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 1, 64);
     let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(NamedMaskAttention);
+    let backends = Backends::none().with(Backend::NamedMask);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
     let pool = attention.cache().pool().clone();
     let held: Arc<Mutex<Option<Sequence>>> = Arc::default();

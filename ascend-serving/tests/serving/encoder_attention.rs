@@ -31,10 +31,9 @@ fn compare<T: Number>(stream: &Stream, shape: AttentionShape, lengths: &[usize])
     let [query, key, value] = &data;
     let rows = |numbers: &[bf16], heads| upload::<T>(stream, numbers, [tokens, heads, dim]);
     let (q, k, v) = (rows(query, heads), rows(key, kv_heads), rows(value, kv_heads));
-    let encoder = EncoderAttention::new(shape).unwrap();
     let lengths_of = PerRequest::new(lengths.to_vec()).unwrap();
-    let plan = encoder.plan(stream, &lengths_of, (&q, &k, &v)).unwrap();
-    let got = plan.launch(stream, (&q, &k, &v)).unwrap();
+    let encoder = EncoderAttention::plan(shape, stream, &lengths_of, (&q, &k, &v)).unwrap();
+    let got = encoder.launch(stream, (&q, &k, &v)).unwrap();
     let got = got.download(stream).unwrap();
     let mut first = 0;
     for len in lengths {
@@ -64,7 +63,7 @@ fn compare<T: Number>(stream: &Stream, shape: AttentionShape, lengths: &[usize])
         }
         first += len;
     }
-    plan.route()
+    encoder.route()
 }
 
 proptest! {
@@ -121,7 +120,6 @@ fn routes_follow_product_and_release() {
 fn what_does_not_fit_is_refused_before_anything_is_queued() {
     let stream = harness::stream();
     let shape = AttentionShape::new(2, 1, 64);
-    let encoder = EncoderAttention::new(shape).unwrap();
     let rows = |tokens: usize, heads: usize, dim: usize| {
         let zeros = vec![bf16::ZERO; tokens * heads * dim];
         stream.upload(&zeros, [tokens, heads, dim]).unwrap()
@@ -133,7 +131,7 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
     };
     let plan = |lengths: &[usize], query: &Tensor<bf16>, key: &Tensor<bf16>| {
         let lengths = PerRequest::new(lengths.to_vec()).unwrap();
-        encoder.plan(&stream, &lengths, (query, key, key))
+        EncoderAttention::plan(shape, &stream, &lengths, (query, key, key))
     };
     assert_eq!(rule(plan(&[0, 0], &query, &key).map(drop)), &rules::BATCH_EMPTY);
     assert_eq!(rule(plan(&[5, 4], &query, &key).map(drop)), &rules::STEP_TOKENS);
@@ -146,9 +144,11 @@ fn what_does_not_fit_is_refused_before_anything_is_queued() {
     assert!(planned.launch_into(&stream, (&query, &key, &key), &mut other).is_err());
     run(&query).unwrap();
     let endless = PerRequest::new(vec![i64::MAX as usize, 8]).unwrap();
-    assert!(encoder.plan(&stream, &endless, (&query, &key, &key)).is_err());
-    assert!(EncoderAttention::new(shape.scale(f64::NAN)).is_err());
+    assert!(EncoderAttention::plan(shape, &stream, &endless, (&query, &key, &key)).is_err());
+    let all = PerRequest::new(vec![8]).unwrap();
+    let scaled = |scale| EncoderAttention::plan(shape.scale(scale), &stream, &all, (&query, &key, &key));
+    assert!(scaled(f64::NAN).is_err());
     // The root of 64 in the place of one over it.
-    let inverse = EncoderAttention::new(shape.scale(8.0)).unwrap_err();
+    let inverse = scaled(8.0).unwrap_err();
     assert!(inverse.to_string().contains("usually 0.125"), "{inverse}");
 }

@@ -6,9 +6,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    BatchedQueries, CascadePrefill, Causality, ChunkedLocalAttention, FusedAttention, GraphLimits, LayerMask,
-    NamedMask, NamedMaskAttention, PagedDecode, SharedPrefixDecode, SplitDecode, TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, GraphLimits, LayerMask, NamedMask, SharedPrefixDecode, SplitDecode, rules,
 };
 
 use crate::harness;
@@ -94,7 +93,8 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
     let window = Causality::Window(NonZeroUsize::new(70).unwrap());
     let chunk = Causality::Chunk(NonZeroUsize::new(128).unwrap());
     let near = NamedMask::new("near", |_, token, key| key <= token && token - key < 9);
-    let both = || none().with(ChunkedLocalAttention).with(NamedMaskAttention).with(PagedDecode).with(FusedAttention);
+    let both =
+        || none().with(Backend::ChunkedLocal).with(Backend::NamedMask).with(Backend::PagedDecode).with(Backend::Fused);
     assert_eq!(replayed(&stream, both(), Causality::Causal, 1), "paged_decode");
     assert_eq!(replayed(&stream, both(), Causality::Causal, 3), "fused");
     assert_eq!(replayed(&stream, both(), window, 1), "fused");
@@ -116,9 +116,13 @@ fn graphs_have_the_calls_of_the_backend_that_serves_the_step() {
 #[test]
 fn calls_that_depend_on_lengths_are_not_captured() {
     let stream = harness::stream();
-    let split = SplitDecode::Tiles(NonZeroUsize::new(128).unwrap());
+    let split = Backend::SplitDecode(SplitDecode::Tiles(NonZeroUsize::new(128).unwrap()));
     let varying = || {
-        Backends::<bf16>::none().with(SharedPrefixDecode::ALWAYS).with(split).with(CascadePrefill).with(TwoFusedCalls)
+        Backends::<bf16>::none()
+            .with(Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS))
+            .with(split)
+            .with(Backend::CascadePrefill)
+            .with(Backend::FusedInTwo)
     };
     for each in [1, 2] {
         let limits = GraphLimits::new([2], 300).tokens_each(each);
@@ -128,7 +132,7 @@ fn calls_that_depend_on_lengths_are_not_captured() {
         let by_form = told.contains("calls of the backend `split_decode` whose number, rows or merge");
         assert_eq!((by_form, refused.breaks(&rules::GRAPH_BACKEND)), (each == 1, each == 1), "{told}");
         assert!(refused.breaks(&rules::BACKEND_SHARED_PREFIX), "{told}");
-        let attention = self::attention(&stream, varying().with(FusedAttention));
+        let attention = self::attention(&stream, varying().with(Backend::Fused));
         let graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
         assert_eq!((graphs.backend(0), graphs.backend(LAYERS)), (Some("fused"), None));
     }
@@ -138,7 +142,7 @@ fn calls_that_depend_on_lengths_are_not_captured() {
 #[test]
 fn calls_that_happen_not_to_depend_on_lengths_are_captured() {
     let stream = harness::stream();
-    let split = SplitDecode::Tiles(NonZeroUsize::new(384).unwrap());
+    let split = Backend::SplitDecode(SplitDecode::Tiles(NonZeroUsize::new(384).unwrap()));
     let backends = Backends::<bf16>::none().with(split);
     assert_eq!(replayed(&stream, backends, Causality::Causal, 1), "split_decode");
 }
@@ -153,7 +157,7 @@ fn batched_queries_are_captured_where_packed_ones_are_not_taken() {
     drop(harness::runtime());
     let runtime = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V8_1)).unwrap();
     let stream = runtime.device(0).unwrap().stream().unwrap();
-    let backends = || Backends::<f16>::none().with(FusedAttention).with(BatchedQueries);
+    let backends = || Backends::<f16>::none().with(Backend::Fused).with(Backend::BatchedQueries);
     let window = Causality::Window(NonZeroUsize::new(70).unwrap());
     for each in [1, 4] {
         for causality in [Causality::Causal, window] {

@@ -5,9 +5,9 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
-    DraftTree, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, PagedDecode, StatePolicy, TreeRequest,
-    TreeVerification, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, DraftTree, GraphLimits, LayerGroup, LayerInputs, LayerMask, StatePolicy, TreeRequest, TreeVerification,
+    rules,
 };
 
 use crate::harness;
@@ -23,7 +23,7 @@ pub fn shape() -> AttentionShape {
 }
 
 pub fn backends() -> Backends<bf16> {
-    Backends::none().with(FusedAttention)
+    Backends::none().with(Backend::Fused)
 }
 
 pub fn cache(stream: &Stream, layers: usize, blocks: usize) -> PagedKvCache<bf16> {
@@ -133,7 +133,7 @@ fn layers_are_in_one_group_each() {
 fn layers_prefer_backends_by_their_numbers_in_the_model() {
     let stream = harness::stream();
     let prefer = |layer: usize| {
-        let both = backends().with(PagedDecode);
+        let both = backends().with(Backend::PagedDecode);
         both.prefer([layer], &[AttentionState::DecodeOnly], "paged_decode").unwrap()
     };
     let mut model = with_full_layers(&stream, cache(&stream, 2, 40), prefer(4));

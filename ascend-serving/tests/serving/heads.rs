@@ -8,12 +8,12 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ascend_attention::attention::PerRequest;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
-    CrossAttention, EncoderAttention, Error, FusedAttention, GraphLimits, LayerInputs, LayerMask, NamedMask,
-    NamedMaskAttention, PagedDecode,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, CrossAttention, EncoderAttention, Error, GraphLimits, LayerInputs, LayerMask, NamedMask,
 };
 
 fn cache(stream: &Stream, kv_heads: usize, [key, value]: [usize; 2]) -> PagedKvCache<bf16> {
@@ -42,14 +42,15 @@ fn heads_that_do_not_divide_are_refused_where_they_are_said() {
     for (heads, kv_heads) in [(4, 3), (5, 2), (2, 4), (0, 1), (1, 0), (0, 0)] {
         let shape = AttentionShape::new(heads, kv_heads, 64);
         let of_cache = || cache(&stream, kv_heads.max(1), [64; 2]);
-        let mut attention = Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
+        let mut attention = Attention::new(shape, of_cache(), Backends::none().with(Backend::Fused));
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 3).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
         let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
         let limits = GraphLimits::new([1], 100);
+        let (lengths, rows) = (PerRequest::new(vec![1]).unwrap(), stream.upload(&[bf16::ONE; 64], [1, 1, 64]).unwrap());
         let refused = [
-            EncoderAttention::new(shape).map(drop),
+            EncoderAttention::plan(shape, &stream, &lengths, (&rows, &rows, &rows)).map(drop),
             CrossAttention::new(shape, of_cache()).map(drop),
             attention.capture(&stream, Causality::Causal, &limits).map(drop),
             attention.backend_choices(&stream, 0, Causality::Causal, None).map(drop),
@@ -71,7 +72,7 @@ fn a_cache_of_other_heads_is_refused() {
         let of_cache = || cache(&stream, kv_heads, [dim; 2]);
         let why = CrossAttention::new(shape, of_cache()).unwrap_err();
         assert!(names(&why, "AttentionShape"), "{why}");
-        let mut attention = Attention::new(shape, of_cache(), Backends::none().with(FusedAttention));
+        let mut attention = Attention::new(shape, of_cache(), Backends::none().with(Backend::Fused));
         let why = attention.backend_choices(&stream, 0, Causality::Causal, None);
         assert!(names(&why.unwrap_err(), "AttentionShape"));
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -112,7 +113,7 @@ fn step(
 #[test]
 fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
     let stream = harness::stream();
-    let all = || Backends::none().with(PagedDecode).with(FusedAttention);
+    let all = || Backends::none().with(Backend::PagedDecode).with(Backend::Fused);
     let (mut served, mut compared) = (0, 0);
     for dims in [[192, 128], [128, 64], [64, 128], [128, 192], [128, 128]] {
         let attention = Attention::new(AttentionShape::new(4, 2, dims[0]), cache(&stream, 2, dims), all());
@@ -129,7 +130,7 @@ fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
                     assert_eq!(Ok(name), said, "{dims:?} {tokens:?}");
                     assert_eq!(output.shape(), [tokens[1], 4, dims[1]]);
                     // Both ways to compute a single token, where there are two.
-                    let fused = Backends::none().with(FusedAttention);
+                    let fused = Backends::none().with(Backend::Fused);
                     if let Ok((_, other)) = step(&stream, dims, fused, Causality::Causal, tokens) {
                         let numbers = |rows: &Tensor<bf16>| rows.download(&stream).unwrap();
                         let pairs = numbers(&output).into_iter().zip(numbers(&other));
@@ -151,7 +152,7 @@ fn values_may_have_other_heads_than_keys_where_a_call_takes_that() {
 #[test]
 fn windows_larger_than_any_request_hide_nothing() {
     let stream = harness::stream();
-    let fused = || Backends::none().with(FusedAttention);
+    let fused = || Backends::none().with(Backend::Fused);
     let run = |causality| {
         let (_, output) = step(&stream, [64; 2], fused(), causality, [9, 4]).unwrap();
         output.download(&stream).unwrap()
@@ -174,7 +175,7 @@ fn a_rule_that_changed_is_asked_again_when_its_tensors_are_forgotten() {
     let mut attention = Attention::new(
         AttentionShape::new(1, 1, 64),
         cache(&stream, 1, [64; 2]),
-        Backends::none().with(NamedMaskAttention),
+        Backends::none().with(Backend::NamedMask),
     );
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 4).unwrap();

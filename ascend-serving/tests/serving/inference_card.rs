@@ -12,8 +12,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, LayerInputs, NamedMask, NamedMaskAttention, PagedDecode, PromptAndIncre, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    GraphLimits, LayerInputs, NamedMask, rules,
 };
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ fn models() -> impl Strategy<Value = Model> {
 }
 
 fn older<T: ascend_attention::Element>() -> Backends<T> {
-    Backends::none().with(FusedAttention).with(PromptAndIncre)
+    Backends::none().with(Backend::Fused).with(Backend::PromptAndIncre)
 }
 
 proptest! {
@@ -69,7 +69,7 @@ proptest! {
     #[test]
     fn any_schedule_by_the_older_operators_is_one_dense_pass(model in models(), steps in prop::collection::vec((prop::collection::vec(act(150, 6), 1..6), 0usize..20), 1..6)) {
         let stream = harness::stream();
-        let mut engine = Engine::<bf16>::new(&stream, model, Backends::none().with(PromptAndIncre));
+        let mut engine = Engine::<bf16>::new(&stream, model, Backends::none().with(Backend::PromptAndIncre));
         engine.run(&steps)?;
     }
 }
@@ -113,7 +113,7 @@ fn the_selection_says_why_not_the_newer_operator() {
     let Some(stream) = card() else { return };
     let causal = (Cache::BnBsH, Causality::Causal);
     for tokens in [1, 7] {
-        let backends = Backends::none().with(FusedAttention).with(PagedDecode).with(PromptAndIncre);
+        let backends = Backends::none().with(Backend::Fused).with(Backend::PagedDecode).with(Backend::PromptAndIncre);
         let refused = step(&stream, f16::ONE, causal, tokens, backends, None).unwrap();
         let [(fused, why), (decode, _)] = &refused[..] else {
             panic!("{refused:?}");
@@ -129,9 +129,9 @@ fn what_an_inference_card_has_not_is_refused_by_name() {
     let causal = (Cache::BnBsH, Causality::Causal);
     let told = |outcome: Result<_, Error>| outcome.unwrap_err().to_string();
     // Without the backend the error says which one there is.
-    let alone = Backends::none().with(FusedAttention).with(PagedDecode);
+    let alone = Backends::none().with(Backend::Fused).with(Backend::PagedDecode);
     let why = told(step(&stream, f16::ONE, causal, 1, alone, None));
-    assert!(why.contains("`.with(PromptAndIncre)`, named `prompt_and_incre`, adds"), "{why}");
+    assert!(why.contains("`.with(Backend::PromptAndIncre)`, named `prompt_and_incre`, adds"), "{why}");
     let sink: AnyTensor = stream.upload(&[f16::ONE; 2], [2]).unwrap().into();
     let sinks = step(&stream, f16::ONE, causal, 3, older(), Some(&sink)).unwrap_err();
     assert!(sinks.breaks(&rules::BACKEND_PROMPT_AND_INCRE), "{sinks}");
@@ -261,7 +261,7 @@ fn named_masks_are_refused_by_name() {
     let Some(stream) = card() else { return };
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<f16>::new(stream.device(), 4, 128, CacheShape::new(1, 1, 16), pad).unwrap();
-    let backends = Backends::none().with(NamedMaskAttention).with(PromptAndIncre);
+    let backends = Backends::none().with(Backend::NamedMask).with(Backend::PromptAndIncre);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 16), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 3).unwrap();

@@ -12,9 +12,8 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    ChunkedLocalAttention, Error, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask,
-    NamedMaskAttention, PagedDecode, PromptAndIncre, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -119,10 +118,10 @@ impl<'a> Engine<'a> {
         let mut ballast = Sequence::new(cache.pool());
         let _ = ballast.grow(BALLAST * 128).unwrap();
         let backends = Backends::none()
-            .with(NamedMaskAttention)
-            .with(ChunkedLocalAttention)
-            .with(PagedDecode)
-            .with(FusedAttention);
+            .with(Backend::NamedMask)
+            .with(Backend::ChunkedLocal)
+            .with(Backend::PagedDecode)
+            .with(Backend::Fused);
         let mut schedule = Schedule::of(6);
         schedule.begin = 4;
         schedule.tokens = 300;
@@ -253,13 +252,13 @@ fn caps_that_cannot_be_computed_are_refused_by_name() {
         one_layer(&stream, &mut attention, &metadata, &Causality::Causal.into())
     };
     for cap in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-40] {
-        let error = refused(cap, Backends::none().with(FusedAttention)).unwrap_err();
+        let error = refused(cap, Backends::none().with(Backend::Fused)).unwrap_err();
         assert!(error.to_string().contains("emulated_only_soft_cap"), "{error}");
         assert!(error.breaks(&rules::ARGUMENT_VALUE), "{error}");
     }
-    let error = refused(50.0, Backends::none().with(PromptAndIncre)).unwrap_err();
+    let error = refused(50.0, Backends::none().with(Backend::PromptAndIncre)).unwrap_err();
     assert!(error.breaks(&rules::OPTION_SOFT_CAP), "{error}");
-    let served = refused(50.0, Backends::none().with(FusedAttention));
+    let served = refused(50.0, Backends::none().with(Backend::Fused));
     match harness::not_on_npu(NO_CAP) {
         true => assert!(served.unwrap_err().breaks(&ascend_attention::rules::EMULATED_ONLY)),
         false => assert_eq!(served, Ok("fused")),
@@ -340,7 +339,7 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
     let stream = harness::stream();
     let named = |name: &str, sees: fn(usize, usize, usize) -> bool| -> LayerMask { NamedMask::new(name, sees).into() };
     let itself = named("itself", |_, token, key| token == key);
-    let both = || Backends::none().with(NamedMaskAttention).with(FusedAttention);
+    let both = || Backends::none().with(Backend::NamedMask).with(Backend::Fused);
     let settings = |attention: &Attention<bf16>, of| BatchSettings::of(attention.cache(), of);
     let refused = |backends, mask: &LayerMask| {
         let (mut attention, sequence) = small(&stream, 9, backends);
@@ -351,10 +350,10 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
     };
     assert_eq!(refused(both(), &itself), Ok("named_mask"));
     assert_eq!(refused(both(), &Causality::Causal.into()), Ok("fused"));
-    let error = refused(Backends::none().with(FusedAttention), &itself).unwrap_err();
+    let error = refused(Backends::none().with(Backend::Fused), &itself).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_MASK), "{error}");
-    assert!(error.to_string().contains("`.with(NamedMaskAttention)`, named `named_mask`, adds"), "{error}");
-    let alone = refused(Backends::none().with(NamedMaskAttention), &Causality::Causal.into());
+    assert!(error.to_string().contains("`.with(Backend::NamedMask)`, named `named_mask`, adds"), "{error}");
+    let alone = refused(Backends::none().with(Backend::NamedMask), &Causality::Causal.into());
     assert!(alone.unwrap_err().breaks(&rules::BACKEND_MASK));
     let blind = named("blind", |_, token, key| token != 7 && key <= token);
     let error = refused(both(), &blind).unwrap_err();
@@ -383,7 +382,7 @@ fn masks_that_cannot_be_served_are_refused_by_name() {
 fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
     let stream = harness::stream();
     let chunk = |tokens| Causality::Chunk(NonZeroUsize::new(tokens).unwrap());
-    let both = || Backends::none().with(ChunkedLocalAttention).with(FusedAttention);
+    let both = || Backends::none().with(Backend::ChunkedLocal).with(Backend::Fused);
     let serve = |backends, given_back: usize, of: Causality, mask: Causality| {
         let (mut attention, mut sequence) = small(&stream, 400, backends);
         sequence.drop_before(given_back).unwrap();
@@ -411,13 +410,13 @@ fn chunks_are_whole_blocks_and_begin_where_the_context_does() {
         let error = served(given_back, of, mask).unwrap_err();
         assert!(error.breaks(rule), "{of:?}, {mask:?}: {error}");
     }
-    let error = serve(Backends::none().with(FusedAttention), 0, chunk(128), chunk(128)).unwrap_err();
+    let error = serve(Backends::none().with(Backend::Fused), 0, chunk(128), chunk(128)).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_CHUNK), "{error}");
-    assert!(error.to_string().contains("`.with(ChunkedLocalAttention)`, named `chunked_local`, adds"), "{error}");
-    let error = serve(Backends::none().with(ChunkedLocalAttention), 0, Causality::Causal, Causality::Causal);
+    assert!(error.to_string().contains("`.with(Backend::ChunkedLocal)`, named `chunked_local`, adds"), "{error}");
+    let error = serve(Backends::none().with(Backend::ChunkedLocal), 0, Causality::Causal, Causality::Causal);
     assert!(error.unwrap_err().breaks(&rules::BACKEND_CHUNK));
 
-    let (attention, _) = small(&stream, 1, Backends::none().with(FusedAttention));
+    let (attention, _) = small(&stream, 1, Backends::none().with(Backend::Fused));
     let limits = GraphLimits::new([2], 500);
     let error = attention.capture_layers(&stream, |_| chunk(128), &limits).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_CHUNK), "{error}");
@@ -437,7 +436,7 @@ proptest! {
             let of = CacheShape::new(1, 1, DIM);
             let pad = PadPolicy::SkipNegative;
             let cache = PagedKvCache::<bf16>::new(stream.device(), 40, 128, of, pad).unwrap();
-            let backends = Backends::none().with(ChunkedLocalAttention).with(FusedAttention);
+            let backends = Backends::none().with(Backend::ChunkedLocal).with(Backend::Fused);
             LayerGroup::new([layer], kinds[layer], AttentionShape::new(1, 1, DIM), cache, backends)
         };
         let groups = [0, 1].map(group);
@@ -494,7 +493,7 @@ fn a_mask_is_made_once_for_steps_of_the_same_lengths() {
         key <= token
     });
     let count = || asked.load(std::sync::atomic::Ordering::Relaxed);
-    let backends = Backends::none().with(NamedMaskAttention);
+    let backends = Backends::none().with(Backend::NamedMask);
     let (mut attention, sequence) = small(&stream, 200, backends);
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let mut seen = Vec::new();
@@ -525,7 +524,7 @@ fn a_mask_that_is_forgotten_while_it_is_made_is_not_kept() {
         }
         key <= token
     });
-    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(NamedMaskAttention));
+    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(Backend::NamedMask));
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let request = BatchRequest::of(&sequence, 9).recompute();
     let metadata = AttentionMetadata::new(&[request], settings).unwrap();
@@ -543,7 +542,7 @@ fn masks_of_one_name_and_two_rules_are_two_masks() {
     let masks: [fn(usize, usize, usize) -> bool; 2] =
         [|_, token, key| key <= token, |_, token, key| key / 4 == token / 4];
     let masks = masks.map(|sees| (LayerMask::from(NamedMask::new("one name", sees)), sees));
-    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(NamedMaskAttention));
+    let (mut attention, sequence) = small(&stream, 9, Backends::none().with(Backend::NamedMask));
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     let request = BatchRequest::of(&sequence, 9).recompute();
     let metadata = AttentionMetadata::new(&[request], settings).unwrap();
@@ -590,7 +589,7 @@ fn replay_full_and_windowed(shape: AttentionShape) {
         0 => Causality::Causal,
         _ => Causality::Window(window),
     };
-    let (mut attention, mut sequence) = small_of(&stream, shape, 90, Backends::none().with(FusedAttention));
+    let (mut attention, mut sequence) = small_of(&stream, shape, 90, Backends::none().with(Backend::Fused));
     let limits = GraphLimits::new([2], 500);
     let mut graphs = attention.capture_layers(&stream, of, &limits).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);

@@ -8,8 +8,8 @@ use ascend_attention::{Stream, bf16};
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, DraftTree, Error,
-    FusedAttention, PagedDecode, QuantisedDecode, QuantisedPrefill, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, DraftTree,
+    Error, rules,
 };
 use proptest::prelude::*;
 
@@ -29,11 +29,11 @@ fn attention(stream: &Stream, cache: Option<Cache>, kv_heads: usize) -> Attentio
     match cache {
         Some(format) => {
             let cache = PagedKvCache::new(device, 12, 128, shape.format(format), pad).unwrap();
-            Attention::new(heads, cache, Backends::none().with(FusedAttention).with(PagedDecode))
+            Attention::new(heads, cache, Backends::none().with(Backend::Fused).with(Backend::PagedDecode))
         }
         None => {
             let cache = PagedKvCache::quantised_by_token(device, 12, 128, shape, pad).unwrap();
-            let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
+            let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
             Attention::new(heads, cache, backends)
         }
     }

@@ -12,8 +12,8 @@ use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Drafting, Error,
-    FusedAttention, MxFp8Attention, QuantisedDecode, QuantisedPrefill, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Drafting,
+    Error, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -147,8 +147,11 @@ impl<'a, T: Number> Engine<'a, T> {
         let (device, blocks) = (stream.device(), SHARED + model.blocks);
         let cache = PagedKvCache::mxfp8(device, blocks, model.block_size, of_cache, pad).unwrap();
         // Backends of other caches are refused, and the next one is asked.
-        let backends =
-            Backends::none().with(FusedAttention).with(QuantisedDecode).with(QuantisedPrefill).with(MxFp8Attention);
+        let backends = Backends::none()
+            .with(Backend::Fused)
+            .with(Backend::QuantisedDecode)
+            .with(Backend::QuantisedPrefill)
+            .with(Backend::MxFp8);
         let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
         let mut schedule = Schedule::of(4);
         schedule.tokens = 900;
@@ -405,7 +408,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, 2, DIM).format(Cache::BnNBsD);
     let attention = |cache| {
-        let backends = Backends::none().with(MxFp8Attention);
+        let backends = Backends::none().with(Backend::MxFp8);
         Attention::new(AttentionShape::new(4, 2, DIM), cache, backends)
     };
     let mut groups = attention(PagedKvCache::mxfp8(stream.device(), 4, 512, shape, pad).unwrap());

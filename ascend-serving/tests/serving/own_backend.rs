@@ -11,9 +11,8 @@ use ascend_attention::spec::{Cann, Layout, Soc};
 use ascend_attention::{AnyTensor, Machine, Mask, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, Error, FusedAttention,
-    GraphLimits, LayerInputs, LayerMask, LayerTensors, NamedMask, NamedMaskAttention, Result, StepCall, StepContext,
-    StepPlan, StepProgram, rules,
+    AttentionBackend, AttentionMetadata, Backend, Backends, BatchRequest, BatchSettings, Causality, Error, GraphLimits,
+    LayerInputs, LayerMask, LayerTensors, NamedMask, Result, StepCall, StepContext, StepPlan, StepProgram, rules,
 };
 
 use crate::graph_backends::{HEADS, KV_HEADS, LAYERS, attention};
@@ -166,7 +165,7 @@ fn rows_see_keys_of_their_own_request() {
 fn a_wrong_program_fails_the_step_though_another_backend_would_serve_it() {
     let stream = harness::stream();
     let unmasked = own(|step| packed_call(step, 0).into());
-    let backends = Backends::none().with(unmasked).with(FusedAttention);
+    let backends = Backends::none().with(unmasked).with(Backend::Fused);
     let mut attention = attention(&stream, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     attention.grow(&stream, &mut sequence, 2).unwrap();
@@ -409,7 +408,7 @@ fn planned(
 
 #[test]
 fn outputs_have_the_rows_of_the_step_and_memory_of_their_own() {
-    planned(&FusedAttention, None, |plan, stream, layer| {
+    planned(&Backend::Fused, None, |plan, stream, layer| {
         let refused = |query: &Tensor<bf16>, output: &mut Tensor<bf16>| {
             let error = plan.launch_into(stream, &LayerTensors { query, ..layer }, output);
             match error.unwrap_err() {
@@ -429,7 +428,7 @@ fn outputs_have_the_rows_of_the_step_and_memory_of_their_own() {
 #[test]
 fn a_named_mask_counts_towards_the_memory_of_a_step() {
     // Two rows of a block of keys, a byte each.
-    planned(&NamedMaskAttention, Some(NamedMask::new("all", |_, _, _| true)), |plan, _, _| {
+    planned(&Backend::NamedMask, Some(NamedMask::new("all", |_, _, _| true)), |plan, _, _| {
         assert!(plan.memory().held >= 2 * 128, "{:?}", plan.memory());
     });
 }

@@ -6,8 +6,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, LayerCache, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error, LayerTensors,
-    MxFp8Attention, QuantisedPrefill, StepContext,
+    AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error, LayerTensors,
+    StepContext,
 };
 
 const HEADS: usize = 2;
@@ -67,7 +67,7 @@ fn rows_that_are_dequantised_belong_to_a_stream() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, HEADS, DIM);
     let cache = PagedKvCache::quantised_by_token(stream.device(), 2, 128, shape, pad).unwrap();
-    check(&stream, &cache, Backends::none().with(QuantisedPrefill));
+    check(&stream, &cache, Backends::none().with(Backend::QuantisedPrefill));
 }
 
 #[test]
@@ -79,5 +79,5 @@ fn queries_of_mxfp8_belong_to_a_stream() {
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, HEADS, DIM).format(Cache::BnNBsD);
     let cache = PagedKvCache::mxfp8(stream.device(), 2, 512, shape, pad).unwrap();
-    check(&stream, &cache, Backends::none().with(MxFp8Attention));
+    check(&stream, &cache, Backends::none().with(Backend::MxFp8));
 }

@@ -10,8 +10,7 @@ use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchRequest, Causality, FusedAttention, LayerGroup, PrefixCache, StatePolicy,
-    rules,
+    Attention, AttentionShape, Backend, Backends, BatchRequest, Causality, LayerGroup, PrefixCache, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -343,7 +342,7 @@ impl<'a> Model<'a> {
             let of = CacheShape::new(layers.len(), 1, DIM);
             let pad = PadPolicy::SkipNegative;
             let cache = PagedKvCache::new(stream.device(), blocks, LEAST, of, pad).unwrap();
-            let backends = Backends::none().with(FusedAttention);
+            let backends = Backends::none().with(Backend::Fused);
             LayerGroup::new(layers.iter().copied(), causality, shape, cache, backends)
         };
         let keys = NonZeroUsize::new(window).unwrap();

@@ -15,8 +15,8 @@ use ascend_serving::kv::{
     Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error, GraphLimits,
-    LayerMask, NamedMask, QuantisedDecode, QuantisedPrefill, compare_caches, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    GraphLimits, LayerMask, NamedMask, compare_caches, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -225,7 +225,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let of_tokens = PagedKvCache::quantised_by_token(device, 1, 128, shape, pad).unwrap();
     let graphs = |cache| {
         let backends = Backends::none();
-        let backends = backends.with(QuantisedDecode).with(QuantisedPrefill);
+        let backends = backends.with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
         Attention::new(AttentionShape::new(1, 1, DIM), cache, backends)
     };
     let (of_tokens, integers) = (graphs(of_tokens), graphs(integers));
@@ -537,7 +537,7 @@ fn long_contexts_are_dequantised_in_parts() {
     let pad = PadPolicy::SkipNegative;
     let scales = [ChannelScales::uniform(&shape, 1.0, 0.25).unwrap()];
     let cache = PagedKvCache::<bf16>::quantised(&stream, 520, 128, shape, pad, &scales).unwrap();
-    let backends = Backends::none().with(QuantisedPrefill);
+    let backends = Backends::none().with(Backend::QuantisedPrefill);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
     let rows = |value: f32, tokens: usize| {
@@ -576,7 +576,7 @@ fn a_replayed_step_is_that_of_quantised_decode() {
         let computed = |by_graph: bool| {
             let pad = PadPolicy::SkipNegative;
             let cache = PagedKvCache::<bf16>::quantised(&stream, 6, 128, shape, pad, &scales).unwrap();
-            let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
+            let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
             let mut attention = Attention::new(AttentionShape::new(4, 2, DIM), cache, backends);
             let limits = GraphLimits::new([1, 3], 300);
             let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();

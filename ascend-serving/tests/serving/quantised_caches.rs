@@ -5,8 +5,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CacheAccuracy, Causality,
-    FusedAttention, LayerInputs, MxFp8Attention, QuantisedDecode, QuantisedPrefill, compare_caches,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, CacheAccuracy,
+    Causality, LayerInputs, compare_caches,
 };
 
 use crate::harness;
@@ -39,8 +39,8 @@ pub fn upload(stream: &Stream, data: &[f32], heads: usize, dim: usize) -> Tensor
 pub fn attention<T: Number>(cache: PagedKvCache<T>) -> Attention<T> {
     let shape = AttentionShape::new(4, 2, cache.shape().key_dim);
     let backends = match cache.is_quantised() {
-        true => Backends::none().with(QuantisedDecode).with(QuantisedPrefill).with(MxFp8Attention),
-        false => Backends::none().with(FusedAttention),
+        true => Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill).with(Backend::MxFp8),
+        false => Backends::none().with(Backend::Fused),
     };
     Attention::new(shape, cache, backends)
 }

@@ -12,8 +12,8 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionShape, AttentionState, Backends, BatchSettings, Causality, Drafting,
-    FusedAttention, GraphLimits, PagedDecode, QuantisedDecode, QuantisedPrefill, StatePolicy,
+    Attention, AttentionGraphs, AttentionShape, AttentionState, Backend, Backends, BatchSettings, Causality, Drafting,
+    GraphLimits, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -156,7 +156,11 @@ impl<'a, T: Number> Engine<'a, T> {
         }
         .unwrap();
         // Backends of other caches are refused, and the next one is asked.
-        let all = Backends::none().with(PagedDecode).with(FusedAttention).with(QuantisedDecode).with(QuantisedPrefill);
+        let all = Backends::none()
+            .with(Backend::PagedDecode)
+            .with(Backend::Fused)
+            .with(Backend::QuantisedDecode)
+            .with(Backend::QuantisedPrefill);
         let backends = match model.hybrid && model.window.is_none() {
             true => {
                 // Graphs record calls alone, so that their layers all decode in the blocks.

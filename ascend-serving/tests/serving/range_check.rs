@@ -8,9 +8,9 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor, Mla,
-    QuantisedPrefill, RangeCheck, RangeFinding, StatePolicy, UpProjected, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor, RangeCheck, RangeFinding,
+    StatePolicy, UpProjected, rules,
 };
 use proptest::prelude::*;
 
@@ -23,7 +23,7 @@ const INPUTS: [LayerTensor; 3] = [LayerTensor::Query, LayerTensor::Key, LayerTen
 fn parts(stream: &Stream, layers: usize) -> (AttentionShape, PagedKvCache<f16>, Backends<f16>) {
     let shape = CacheShape::new(layers, HEADS, DIM);
     let cache = PagedKvCache::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative).unwrap();
-    (AttentionShape::new(HEADS, HEADS, DIM), cache, Backends::none().with(FusedAttention))
+    (AttentionShape::new(HEADS, HEADS, DIM), cache, Backends::none().with(Backend::Fused))
 }
 
 fn attention(stream: &Stream, layers: usize) -> Attention<f16> {
@@ -225,7 +225,7 @@ fn what_cannot_be_quantised_is_found() {
     let shape = CacheShape::new(1, HEADS, 64);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad).unwrap();
-    let backends = Backends::none().with(QuantisedPrefill);
+    let backends = Backends::none().with(Backend::QuantisedPrefill);
     let mut attention = Attention::<f16>::new(AttentionShape::new(HEADS, HEADS, 64), cache, backends);
     attention.set_range_check(RangeCheck::always()).unwrap();
     let mut sequence = Sequence::new(attention.cache().pool());
@@ -335,7 +335,7 @@ mod latent {
         let stream = harness::stream();
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(stream.device(), 4, 128, CacheShape::latent(1), pad);
-        let backends = Backends::none().with(Mla::new());
+        let backends = Backends::none().with(Backend::MLA);
         let mut attention = Attention::<bf16>::new(AttentionShape::latent(HEADS), cache.unwrap(), backends);
         attention.set_range_check(RangeCheck::always()).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);

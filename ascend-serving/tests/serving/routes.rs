@@ -11,9 +11,9 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, BackendFlags, Backends,
-    BatchRequest, BatchSettings, CascadePrefill, Causality, Drafting, Error, FusedAttention, GraphLimits, LayerTensors,
-    Result, SharedPrefixDecode, SplitDecode, StatePolicy, StepContext, StepProgram, rules,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, Backend, BackendFlags, Backends,
+    BatchRequest, BatchSettings, Causality, Drafting, Error, GraphLimits, LayerTensors, Result, SharedPrefixDecode,
+    SplitDecode, StatePolicy, StepContext, StepProgram, rules,
 };
 use ascend_testing::steps::{BLOCK_SIZE, BLOCKS, Case, DONATED, LAYERS, Ran, Request, fill, run, run_on};
 use proptest::prelude::*;
@@ -35,11 +35,11 @@ fn case(new: impl Strategy<Value = usize> + Clone + 'static) -> impl Strategy<Va
 }
 
 fn cascade() -> Backends<bf16> {
-    Backends::none().with(CascadePrefill).with(FusedAttention)
+    Backends::none().with(Backend::CascadePrefill).with(Backend::Fused)
 }
 
 fn shared() -> Backends<bf16> {
-    Backends::none().with(SharedPrefixDecode::ALWAYS).with(FusedAttention)
+    Backends::none().with(Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS)).with(Backend::Fused)
 }
 
 proptest! {
@@ -79,7 +79,7 @@ proptest! {
 }
 
 fn split(split: SplitDecode) -> Backends<bf16> {
-    Backends::none().with(split).with(FusedAttention)
+    Backends::none().with(Backend::SplitDecode(split)).with(Backend::Fused)
 }
 
 proptest! {
@@ -202,7 +202,7 @@ impl AttentionBackend<bf16> for Renamed {
     }
 
     fn program(&self, step: &StepContext<'_>, first: &LayerTensors<'_, bf16>) -> Result<StepProgram<bf16>> {
-        FusedAttention.program(step, first)
+        Backend::Fused.program(step, first)
     }
 }
 
@@ -231,7 +231,7 @@ fn graphs_that_verify_drafts_record_the_backend_of_their_flag() {
     for state in [AttentionState::SpecDecoding, AttentionState::ChunkedPrefill] {
         let shape = CacheShape::new(2, 1, DIM);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
-        let backends = Backends::none().with(FusedAttention).with(Renamed);
+        let backends = Backends::none().with(Backend::Fused).with(Renamed);
         let backends = backends.prefer([1], &[state], "renamed").unwrap();
         let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
         for (each, wanted) in [(1, "fused"), (3, "renamed")] {
@@ -294,7 +294,7 @@ fn whoever_has_no_prefix_is_in_the_same_batch() {
     // Of the second and third request 256 keys are read once less, of the last two 128.
     for (saved, served) in [(384, "shared_prefix_decode"), (385, "fused")] {
         let backend = SharedPrefixDecode { min_saved_keys: saved, ..SharedPrefixDecode::ALWAYS };
-        let backends = Backends::none().with(backend).with(FusedAttention);
+        let backends = Backends::none().with(Backend::SharedPrefixDecode(backend)).with(Backend::Fused);
         assert_eq!(run(&case, backends, &|_, _, _, _| true, &[]).unwrap().name, served);
     }
 }
@@ -321,7 +321,10 @@ fn two_that_share(causality: Causality) -> Case {
 fn windows_that_hide_what_is_cached_are_refused_by_name() {
     let window = Causality::from_flags(true, Some(40)).unwrap();
     let case = two_that_share(window);
-    let backends = Backends::none().with(CascadePrefill).with(SharedPrefixDecode::ALWAYS).with(FusedAttention);
+    let backends = Backends::none()
+        .with(Backend::CascadePrefill)
+        .with(Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS))
+        .with(Backend::Fused);
     let ran = run(&case, backends, &|_, _, row, key| row - key < 40, &[]).unwrap();
     assert_eq!(ran.name, "fused");
     let expected =

@@ -10,8 +10,8 @@ use crate::tokens::{DIM, Number, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, AttentionState, Backends, BatchSettings, CascadePrefill, Causality, Drafting,
-    FusedAttention, PagedDecode, SharedPrefixDecode, StatePolicy, TwoFusedCalls,
+    Attention, AttentionShape, AttentionState, Backend, Backends, BatchSettings, Causality, Drafting,
+    SharedPrefixDecode, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -77,18 +77,19 @@ impl Model {
         let mut backends = Backends::none();
         if self.merging {
             // Refused where they do not apply: then the others serve the step.
-            backends = backends.with(SharedPrefixDecode::ALWAYS).with(CascadePrefill);
+            backends =
+                backends.with(Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS)).with(Backend::CascadePrefill);
         }
         // What the decode path takes: other caches and windows are another backend's.
         let decodes = self.window.is_none() && self.format != Cache::Nz;
         match (self.decode_path, self.hybrid) {
             (true, true) if decodes => {
-                let backends = backends.with(FusedAttention).with(PagedDecode);
+                let backends = backends.with(Backend::Fused).with(Backend::PagedDecode);
                 backends.prefer([0], &[AttentionState::DecodeOnly], "paged_decode").unwrap()
             }
-            (true, _) => backends.with(PagedDecode).with(FusedAttention),
-            (false, true) => backends.with(TwoFusedCalls).with(FusedAttention),
-            (false, false) => backends.with(FusedAttention),
+            (true, _) => backends.with(Backend::PagedDecode).with(Backend::Fused),
+            (false, true) => backends.with(Backend::FusedInTwo).with(Backend::Fused),
+            (false, false) => backends.with(Backend::Fused),
         }
     }
 }

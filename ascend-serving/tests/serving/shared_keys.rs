@@ -7,8 +7,8 @@ use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, CascadePrefill, Causality,
-    Drafting, FusedAttention, GraphLimits, LayerInputs, LayerMask, PagedDecode, QuantisedPrefill, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, Causality, Drafting,
+    GraphLimits, LayerInputs, LayerMask, StatePolicy, rules,
 };
 
 const LAYERS: usize = 2;
@@ -18,7 +18,7 @@ fn shape() -> AttentionShape {
 }
 
 fn attention(stream: &Stream) -> Attention<bf16> {
-    with_backends(stream, Backends::none().with(FusedAttention))
+    with_backends(stream, Backends::none().with(Backend::Fused))
 }
 
 fn with_backends(stream: &Stream, backends: Backends<bf16>) -> Attention<bf16> {
@@ -132,9 +132,9 @@ fn a_step_without_its_own_layer_does_not_end() {
 #[test]
 fn shared_keys_come_from_the_cache_behind_backends_that_read_own_keys() {
     let stream = harness::stream();
-    let backends = || Backends::none().with(CascadePrefill);
+    let backends = || Backends::none().with(Backend::CascadePrefill);
     let names: Vec<u64> = (1..8).collect();
-    let mut attention = with_backends(&stream, backends().with(FusedAttention));
+    let mut attention = with_backends(&stream, backends().with(Backend::Fused));
     let mut sequence = compute(&stream, &mut attention, &names[..3]);
     attention.grow(&stream, &mut sequence, 4).unwrap();
     let metadata = attention.metadata(&[BatchRequest::of(&sequence, 4)], StatePolicy::default()).unwrap();
@@ -159,13 +159,13 @@ fn shared_keys_come_from_the_cache_behind_backends_that_read_own_keys() {
     let inputs = LayerInputs::from((query, key, value));
     step.forward(0, inputs).unwrap();
     let refused = step.forward(0, inputs.shared_keys()).unwrap_err();
-    assert!(refused.breaks(&rules::STEP_SHARED_KEYS) && refused.to_string().contains("FusedAttention"), "{refused}");
+    assert!(refused.breaks(&rules::STEP_SHARED_KEYS) && refused.to_string().contains("Backend::Fused"), "{refused}");
     step.forward(1, inputs).unwrap();
     step.end().unwrap();
 }
 
 fn fused() -> Backends<bf16> {
-    Backends::none().with(FusedAttention)
+    Backends::none().with(Backend::Fused)
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn shared_keys_of_a_quantised_cache_are_those_that_it_holds() {
     let stream = harness::stream();
     let of = CacheShape::new(LAYERS, shape().kv_heads, DIM);
     let cache = PagedKvCache::quantised_by_token(stream.device(), 8, 128, of, PadPolicy::SkipNegative).unwrap();
-    let mut attention = Attention::new(shape(), cache, Backends::none().with(QuantisedPrefill));
+    let mut attention = Attention::new(shape(), cache, Backends::none().with(Backend::QuantisedPrefill));
     let names: Vec<u64> = (1..6).collect();
     let (_sequence, metadata) = begun(&stream, &mut attention, 5);
     let mut step = attention.begin(&stream, &metadata).unwrap();
@@ -193,7 +193,7 @@ fn shared_keys_of_a_quantised_cache_are_those_that_it_holds() {
 #[test]
 fn a_step_that_verifies_drafts_stays_one_for_layers_that_share_keys() {
     let stream = harness::stream();
-    let decode = Backends::none().with(PagedDecode);
+    let decode = Backends::none().with(Backend::PagedDecode);
     let mut attention = with_backends(&stream, fused().for_steps(&[AttentionState::DecodeOnly], decode));
     let names: Vec<u64> = (1..7).collect();
     let mut sequence = compute(&stream, &mut attention, &names[..5]);

@@ -9,9 +9,8 @@ use ascend_attention::attention::PerRequest;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    ChunkedLocalAttention, EncoderAttention, Error, FusedAttention, LayerMask, NamedMask, NamedMaskAttention,
-    QuantisedPrefill, StatePolicy, TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
+    EncoderAttention, Error, LayerMask, NamedMask, StatePolicy, rules,
 };
 
 const HEADS: usize = 2;
@@ -78,21 +77,21 @@ fn outputs_over_what_a_layer_reads_are_refused_by_every_backend() {
     let chunk = Causality::Chunk(NonZeroUsize::new(128).unwrap()).into();
     let named = NamedMask::new("causal", |_, token, key| key <= token).into();
     let none = Backends::none;
-    check(&stream, plain(&stream), none().with(FusedAttention), &causal);
-    check(&stream, plain(&stream), none().with(TwoFusedCalls), &causal);
-    check(&stream, plain(&stream), none().with(CascadePrefill), &causal);
-    check(&stream, plain(&stream), none().with(ChunkedLocalAttention), &chunk);
-    check(&stream, plain(&stream), none().with(NamedMaskAttention), &named);
+    check(&stream, plain(&stream), none().with(Backend::Fused), &causal);
+    check(&stream, plain(&stream), none().with(Backend::FusedInTwo), &causal);
+    check(&stream, plain(&stream), none().with(Backend::CascadePrefill), &causal);
+    check(&stream, plain(&stream), none().with(Backend::ChunkedLocal), &chunk);
+    check(&stream, plain(&stream), none().with(Backend::NamedMask), &named);
     let shape = CacheShape::new(1, HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     let quantised = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad).unwrap();
-    check(&stream, quantised, none().with(QuantisedPrefill), &causal);
+    check(&stream, quantised, none().with(Backend::QuantisedPrefill), &causal);
 }
 
 #[test]
 fn the_cache_is_no_place_for_an_output() {
     let stream = harness::stream();
-    let backends = Backends::none().with(CascadePrefill).with(FusedAttention);
+    let backends = Backends::none().with(Backend::CascadePrefill).with(Backend::Fused);
     let shape = AttentionShape::new(HEADS, HEADS, DIM);
     let mut attention = Attention::new(shape, plain(&stream), backends);
     let mut sequence = Sequence::new(attention.cache().pool());
@@ -115,16 +114,16 @@ fn the_cache_is_no_place_for_an_output() {
 #[test]
 fn outputs_over_what_an_encoder_reads_are_refused() {
     let stream = harness::stream();
-    let encoder = EncoderAttention::new(AttentionShape::new(HEADS, HEADS, DIM)).unwrap();
+    let shape = AttentionShape::new(HEADS, HEADS, DIM);
     let buffer = stream.upload(&[bf16::ZERO; 96 * HEADS * DIM], [96, HEADS, DIM]);
     let buffer = buffer.unwrap();
     let part = |first: usize| buffer.narrow(0, first..first + 24).unwrap();
     let [query, key, value] = [0, 24, 48].map(part);
     let lengths = PerRequest::new(vec![8, 16]).unwrap();
-    let plan = encoder.plan(&stream, &lengths, (&query, &key, &value)).unwrap();
+    let encoder = EncoderAttention::plan(shape, &stream, &lengths, (&query, &key, &value)).unwrap();
     for first in [0, 1, 23, 30, 60, 71, 72] {
         let mut output = part(first);
-        let done = plan.launch_into(&stream, (&query, &key, &value), &mut output);
+        let done = encoder.launch_into(&stream, (&query, &key, &value), &mut output);
         match first < 72 {
             true => assert!(shares_memory(&done.unwrap_err())),
             false => done.unwrap(),

@@ -4,8 +4,8 @@
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, CrossAttention,
-    Error, FusedAttention, GraphLimits, GraphPool, PagedDecode, PrefixCache, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
+    CrossAttention, Error, GraphLimits, GraphPool, PrefixCache, rules,
 };
 
 use crate::harness;
@@ -39,7 +39,7 @@ fn ranks() -> Vec<Rank> {
             None => own,
         };
         let shape = AttentionShape::new(SHAPE.0, SHAPE.1, DIM);
-        let backends = Backends::none().with(FusedAttention).with(PagedDecode);
+        let backends = Backends::none().with(Backend::Fused).with(Backend::PagedDecode);
         let attention = Attention::new(shape, cache, backends);
         ranks.push(Rank { at, stream, attention });
     }

@@ -10,8 +10,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    Error, FusedAttention, GraphLimits, PagedDecode,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    GraphLimits,
 };
 
 const LAYERS: usize = 2;
@@ -175,9 +175,9 @@ fn schedule(stream: &Stream, shape: CacheShape, backends: Backends<bf16>) -> Vec
 #[test]
 fn schedules_give_the_numbers_of_a_plain_cache() {
     let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    let fused: fn() -> Backends<bf16> = || Backends::none().with(FusedAttention);
-    let merged: fn() -> Backends<bf16> = || Backends::none().with(CascadePrefill).with(FusedAttention);
-    let decoded: fn() -> Backends<bf16> = || Backends::none().with(PagedDecode).with(FusedAttention);
+    let fused: fn() -> Backends<bf16> = || Backends::none().with(Backend::Fused);
+    let merged: fn() -> Backends<bf16> = || Backends::none().with(Backend::CascadePrefill).with(Backend::Fused);
+    let decoded: fn() -> Backends<bf16> = || Backends::none().with(Backend::PagedDecode).with(Backend::Fused);
     let every = [Cache::BnBsH, Cache::BnNBsD, Cache::Nz];
     // Atlas A2 reads blocks that lie apart in the split-fuse path alone.
     for (soc, formats) in [(Soc::AtlasA2, &every[..1]), (Soc::Ascend950, &every)] {
@@ -219,8 +219,8 @@ fn refusal(soc: Soc, cann: Cann, shape: CacheShape, backends: Backends<bf16>) ->
 fn calls_that_do_not_read_it_in_place_name_the_rule_and_the_ordinary_cache() {
     let plain = CacheShape::new(LAYERS, KV_HEADS, DIM);
     let apart = plain.side_by_side();
-    let fused: fn() -> Backends<bf16> = || Backends::none().with(FusedAttention);
-    let single: fn() -> Backends<bf16> = || Backends::none().with(PagedDecode);
+    let fused: fn() -> Backends<bf16> = || Backends::none().with(Backend::Fused);
+    let single: fn() -> Backends<bf16> = || Backends::none().with(Backend::PagedDecode);
     for (soc, cann, backends, rule) in [
         (Soc::AtlasA2, Cann::V9_0, fused, "tensor.strided"),
         (Soc::AtlasA2, Cann::V9_1, fused, "tensor.strided"),

@@ -5,10 +5,8 @@ use std::num::NonZeroUsize;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings,
-    CascadePrefill, Causality, ChunkedLocalAttention, Error, FusedAttention, LayerMask, NamedMask, NamedMaskAttention,
-    PagedDecode, QuantisedDecode, QuantisedPrefill, RefusedBackend, SharedPrefixDecode, SplitDecode, StatePolicy,
-    TwoFusedCalls, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, Error, LayerMask, NamedMask, RefusedBackend, SharedPrefixDecode, SplitDecode, StatePolicy, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -20,10 +18,10 @@ use ascend_testing::step_memory::{self, BLOCK_SIZE, HEADS, KV_HEADS};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum StepBackend {
-    FusedAttention,
+    Fused,
     InTwo,
     Decode,
-    NamedMaskAttention,
+    NamedMask,
     Chunks,
     Cascade,
     Shared,
@@ -34,10 +32,10 @@ enum StepBackend {
 
 impl StepBackend {
     const ALL: [Self; 10] = [
-        Self::FusedAttention,
+        Self::Fused,
         Self::InTwo,
         Self::Decode,
-        Self::NamedMaskAttention,
+        Self::NamedMask,
         Self::Chunks,
         Self::Cascade,
         Self::Shared,
@@ -49,17 +47,17 @@ impl StepBackend {
     fn backends(self) -> Backends<bf16> {
         let none = Backends::none();
         match self {
-            Self::FusedAttention => none,
-            Self::InTwo => none.with(TwoFusedCalls),
-            Self::Decode => none.with(PagedDecode),
-            Self::NamedMaskAttention => none.with(NamedMaskAttention),
-            Self::Chunks => none.with(ChunkedLocalAttention),
-            Self::Cascade => none.with(CascadePrefill),
-            Self::Shared => none.with(SharedPrefixDecode::ALWAYS),
-            Self::Split => none.with(SplitDecode::Tiles(NonZeroUsize::new(256).unwrap())),
-            Self::Int8 | Self::Int8ByToken => none.with(QuantisedDecode).with(QuantisedPrefill),
+            Self::Fused => none,
+            Self::InTwo => none.with(Backend::FusedInTwo),
+            Self::Decode => none.with(Backend::PagedDecode),
+            Self::NamedMask => none.with(Backend::NamedMask),
+            Self::Chunks => none.with(Backend::ChunkedLocal),
+            Self::Cascade => none.with(Backend::CascadePrefill),
+            Self::Shared => none.with(Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS)),
+            Self::Split => none.with(Backend::SplitDecode(SplitDecode::Tiles(NonZeroUsize::new(256).unwrap()))),
+            Self::Int8 | Self::Int8ByToken => none.with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill),
         }
-        .with(FusedAttention)
+        .with(Backend::Fused)
     }
 
     fn cache(self, stream: &Stream) -> PagedKvCache<bf16> {
@@ -76,7 +74,7 @@ impl StepBackend {
 
     fn mask(self) -> LayerMask {
         match self {
-            Self::NamedMaskAttention => {
+            Self::NamedMask => {
                 NamedMask::new("even keys", |_, token, key| key == token || key < token && key % 2 == 0).into()
             }
             Self::Chunks => Causality::Chunk(NonZeroUsize::new(256).unwrap()).into(),
@@ -106,7 +104,7 @@ proptest! {
 fn parts_that_are_merged_are_counted() {
     check(StepBackend::Cascade, &[(512, 1500), (300, 700)]).unwrap();
     check(StepBackend::Shared, &[(1024, 600), (1024, 600)]).unwrap();
-    check(StepBackend::NamedMaskAttention, &[(300, 900)]).unwrap();
+    check(StepBackend::NamedMask, &[(300, 900)]).unwrap();
 }
 
 #[test]
@@ -131,7 +129,7 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
     let needed = free.memory.total(1);
     // Two parts with their log-sum-exps, and those of what they become.
     assert_eq!(free.memory.layer, 100 * HEADS * (2 * (DIM * 2 + 4) + 4));
-    let fused = asked(Backends::none().with(FusedAttention)).memory;
+    let fused = asked(Backends::none().with(Backend::Fused)).memory;
     assert!(fused.layer == 0 && fused.total(9) < needed);
     for (bytes, layers, served) in [
         (needed, 1, "cascade_prefill"),
@@ -150,7 +148,7 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
     }
     // A backend that a layer prefers is one that is tried first.
     for (bytes, served) in [(needed, "cascade_prefill"), (needed - 1, "fused")] {
-        let backends = Backends::none().with(FusedAttention).with(CascadePrefill).memory_limit(bytes, 1);
+        let backends = Backends::none().with(Backend::Fused).with(Backend::CascadePrefill).memory_limit(bytes, 1);
         let choice = asked(backends.prefer([0], &AttentionState::ALL, "cascade_prefill").unwrap());
         assert_eq!(choice.served, Ok(served), "{bytes} bytes");
         let over = |refused: &RefusedBackend| refused.why.breaks(&rules::BACKEND_MEMORY);
@@ -168,9 +166,12 @@ fn backends_that_need_too_much_are_refused_with_the_bytes() {
 #[test]
 fn the_plans_of_a_step_are_within_the_limit_together() {
     let stream = harness::stream();
-    let split = || SplitDecode::Tiles(NonZeroUsize::new(2 * BLOCK_SIZE).unwrap());
+    let split = || Backend::SplitDecode(SplitDecode::Tiles(NonZeroUsize::new(2 * BLOCK_SIZE).unwrap()));
     let served = |limit: Option<usize>| {
-        let backends = Backends::none().with(FusedAttention).with(split()).with(SharedPrefixDecode::ALWAYS);
+        let backends = Backends::none()
+            .with(Backend::Fused)
+            .with(split())
+            .with(Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS));
         let backends = match limit {
             Some(bytes) => backends.memory_limit(bytes, 1),
             None => backends,

@@ -3,7 +3,7 @@
 use ascend_attention::bf16;
 use ascend_attention::spec::geometry::TriangleMix;
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache};
-use ascend_serving::{AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, Error, FusedAttention};
+use ascend_serving::{AttentionMetadata, Backend, Backends, BatchRequest, BatchSettings, Causality, Error};
 use ascend_testing::step_memory::{self, BLOCK_SIZE, KV_HEADS};
 use ascend_testing::steps::{Case, Request, run};
 use ascend_testing::tokens::DIM;
@@ -44,7 +44,7 @@ fn run_calls(case: &Case, sizes: TriangleMix, block_sparse: BlockSparseUse) -> R
     let last = |r: &Request| Some(r.prompt?.saturating_sub(sizes.num_last_tokens as usize));
     let mut marks: Vec<usize> = case.requests.iter().filter_map(last).collect();
     marks.push(first);
-    let ran = run(case, Backends::none().with(backend.clone()).with(FusedAttention), &sees, &marks)?;
+    let ran = run(case, Backends::none().with(backend.clone()).with(Backend::Fused), &sees, &marks)?;
     let choices = backend.choices(&ran.metadata);
     let sparse = choices.iter().filter(|c| matches!(c, TriangleChoice::Sparse { .. })).count();
     prop_assert_eq!(ran.name, if sparse > 0 { "triangle_mix" } else { "fused" });
@@ -172,7 +172,7 @@ fn windows_that_hide_what_is_cached_are_refused_by_name() {
         seed: 8,
     };
     let backend = triangle(TriangleMix::new(1, 2, 3), TriangleThresholds::ALWAYS);
-    let backends = Backends::none().with(backend).with(FusedAttention);
+    let backends = Backends::none().with(backend).with(Backend::Fused);
     let ran = run(&case, backends, &|_, _, row, key| row - key < 40, &[]).unwrap();
     assert_eq!(ran.name, "fused");
     let [(name, why)] = &ran.refused[..] else {
@@ -192,7 +192,7 @@ fn takes_its_memory(requests: &[(usize, usize)], block_sparse: BlockSparseUse) -
     };
     step_memory::check(
         "triangle_mix",
-        Backends::<bf16>::none().with(backend).with(FusedAttention),
+        Backends::<bf16>::none().with(backend).with(Backend::Fused),
         |stream| {
             let shape = CacheShape::new(2, KV_HEADS, DIM);
             let pad = PadPolicy::SkipNegative;

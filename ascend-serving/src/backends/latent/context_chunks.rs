@@ -64,7 +64,7 @@ impl ContextChunks {
                     &rules::LATENT_WORKSPACE,
                     format_args!("room for {capacity} tokens, {} chunks", chunks.len()),
                     format_args!("at most {} chunks", Self::MAX_CHUNKS),
-                    "give `Mla` a larger workspace",
+                    "give `Backend::Mla` a larger workspace",
                 ));
             }
             let end = start.saturating_add(share);

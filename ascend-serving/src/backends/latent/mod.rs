@@ -5,4 +5,4 @@ mod mla;
 mod prefill;
 mod refusals;
 
-pub use mla::Mla;
+pub(super) use mla::{is_batch_invariant, program};

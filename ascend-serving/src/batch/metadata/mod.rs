@@ -16,7 +16,7 @@ use crate::rules;
 use super::BatchSettings;
 use super::layer_mask::{LayerMask, MaskedRequest};
 use super::request::{BatchRequest, columns};
-use super::state::AttentionState;
+use super::state::{AttentionState, StatePolicy};
 use sequences::{SequenceState, Sequences};
 
 /// What the attention calls of one step share: made once a step from the batch, so that lengths, table and slots
@@ -345,6 +345,13 @@ impl AttentionMetadata {
     /// Whether all decodes come before the other requests.
     pub fn decodes_lead(&self) -> bool {
         self.decodes_lead
+    }
+
+    /// Whether latent attention can compute the step with absorbed queries: no request has more than
+    /// [`StatePolicy::MAX_VERIFIED`] tokens. Prompts are seldom that short, so absorb the queries where this is true.
+    pub fn absorbs_queries(&self) -> bool {
+        let rows = self.q_ends.per_request();
+        rows.lengths().iter().all(|rows| *rows <= StatePolicy::MAX_VERIFIED)
     }
 
     /// Query tokens of the decodes, drafts included.

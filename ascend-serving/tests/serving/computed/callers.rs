@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, CacheWrite, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, CrossAttention,
-    DraftTree, FusedAttention, GraphLimits, LayerGroup, StatePolicy, TreeRequest, TreeVerification, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
+    CrossAttention, DraftTree, GraphLimits, LayerGroup, StatePolicy, TreeRequest, TreeVerification, rules,
 };
 
 use crate::harness;
@@ -22,7 +22,7 @@ fn windows_slide() {
     let group = |layers: Vec<usize>, causality| {
         let shape = CacheShape::new(layers.len(), 1, DIM);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
-        let backends = Backends::none().with(FusedAttention);
+        let backends = Backends::none().with(Backend::Fused);
         LayerGroup::new(layers, causality, AttentionShape::new(1, 1, DIM), cache, backends)
     };
     let groups = [group(vec![0], Causality::Causal), group(vec![1, 2], Causality::Window(window))];

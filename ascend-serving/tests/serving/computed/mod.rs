@@ -8,8 +8,8 @@ mod steps;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, PagedDecode, QuantisedDecode, QuantisedPrefill, Violation,
+    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, Error, GraphLimits, Violation,
 };
 
 use crate::harness;
@@ -29,8 +29,8 @@ impl Engine {
         let stream = harness::stream();
         let cache = cache(&stream, CacheShape::new(LAYERS, 1, DIM));
         let backends = match cache.is_quantised() {
-            true => Backends::none().with(QuantisedDecode).with(QuantisedPrefill),
-            false => Backends::none().with(FusedAttention).with(PagedDecode),
+            true => Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill),
+            false => Backends::none().with(Backend::Fused).with(Backend::PagedDecode),
         };
         let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
         Self { stream, attention }

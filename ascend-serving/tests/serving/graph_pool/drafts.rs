@@ -8,9 +8,8 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask, NamedMaskAttention, StatePolicy,
-    Violation, rules,
+    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, Error, GraphLimits, LayerGroup, LayerInputs, LayerMask, NamedMask, StatePolicy, Violation, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -78,7 +77,7 @@ impl<'a> Engine<'a> {
         let blocks = 24 * 128 / block_size;
         let cache = PagedKvCache::new(stream.device(), blocks, block_size, of, pad).unwrap();
         let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-        let backends = Backends::none().with(NamedMaskAttention).with(FusedAttention);
+        let backends = Backends::none().with(Backend::NamedMask).with(Backend::Fused);
         let attention = Attention::new(shape, cache, backends);
         let limits = GraphLimits::new([1, 3, 5], 500).tokens_each(tokens);
         let graphs = attention.capture_layers(stream, |layer| masks[layer].kind.clone(), &limits).unwrap();
@@ -247,7 +246,7 @@ fn a_dummy_may_be_longer_than_a_window() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(stream.device(), 30, 16, of, pad).unwrap();
         let shape = AttentionShape::new(HEADS, KV_HEADS, DIM);
-        LayerGroup::<bf16>::new([layer], causality, shape, cache, Backends::none().with(FusedAttention))
+        LayerGroup::<bf16>::new([layer], causality, shape, cache, Backends::none().with(Backend::Fused))
     };
     let groups = [group(0, Causality::Causal), group(1, window)];
     let mut model = Attention::of_groups(2, groups).unwrap();

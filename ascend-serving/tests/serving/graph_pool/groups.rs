@@ -7,8 +7,8 @@ use crate::tokens::DIM;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, Backends, BatchRequest, Causality, Error, GraphLimits, LatentForm, LatentTensors, LayerInputs,
-    QuantisedDecode, QuantisedPrefill, rules,
+    Attention, Backend, Backends, BatchRequest, Causality, Error, GraphLimits, LatentForm, LatentTensors, LayerInputs,
+    rules,
 };
 use std::num::NonZeroUsize;
 
@@ -117,7 +117,7 @@ fn int8_layers_and_windowed_ones_are_one_captured_step() {
     let scales = [0, 1].map(|_| ChannelScales::uniform(&shape, 1.0 / 127.0, 1.0 / 127.0).unwrap());
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::quantised(&stream, 30, 128, shape, pad, &scales).unwrap();
-    let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
+    let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
     let mut model = with_full_layers(&stream, cache, backends);
     let limits = GraphLimits::new([2, 4], 1000);
     let several = model.capture_layers(&stream, |layer| model.mask(layer), &limits.clone().tokens_each(2));

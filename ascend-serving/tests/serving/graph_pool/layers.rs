@@ -6,8 +6,8 @@ use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{FusedInferAttention, Graph, Layout, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    GraphLimits, rules,
 };
 use std::num::NonZeroUsize;
 
@@ -263,7 +263,7 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(first.device(), 8, 128, of, pad).unwrap();
         let shape = AttentionShape::new(1, 1, DIM);
-        let mut attention = Attention::<bf16>::new(shape, cache, Backends::none().with(FusedAttention));
+        let mut attention = Attention::<bf16>::new(shape, cache, Backends::none().with(Backend::Fused));
         let limits = GraphLimits::new([1], 256);
         let mut graphs = attention.capture(&first, Causality::Causal, &limits).unwrap();
         let mut sequences = [0; 2].map(|_| Sequence::new(attention.cache().pool()));

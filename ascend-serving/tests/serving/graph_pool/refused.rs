@@ -3,8 +3,8 @@
 use ascend_attention::{Error as CallError, Graph, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, GraphLimits, LayerMask, NamedMask, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    GraphLimits, LayerMask, NamedMask, StatePolicy, rules,
 };
 
 use crate::grouped_layers::{attention, model, shape};
@@ -100,7 +100,7 @@ fn graphs_of_requests_without_keys_are_refused() {
 fn the_tensors_of_a_graph_do_not_change_places() {
     let stream = harness::stream();
     let cache = PagedKvCache::new(stream.device(), 4, 128, CacheShape::new(1, 2, 64), PadPolicy::SkipNegative);
-    let backends = Backends::none().with(FusedAttention);
+    let backends = Backends::none().with(Backend::Fused);
     let mut attention = Attention::<bf16>::new(AttentionShape::new(2, 2, 64), cache.unwrap(), backends);
     let captured = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1], 100));
     let mut graphs = captured.unwrap();
@@ -136,7 +136,7 @@ fn a_scale_that_scores_nothing_is_refused() {
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 128, of, pad).unwrap();
         let scaled = shape().scale(scale);
-        let mut attention = Attention::new(scaled, cache, Backends::none().with(FusedAttention));
+        let mut attention = Attention::new(scaled, cache, Backends::none().with(Backend::Fused));
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 1).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);

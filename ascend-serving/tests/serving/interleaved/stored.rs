@@ -3,8 +3,8 @@
 use ascend_attention::{Element, Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PagedKvCache, QuantisedType};
 use ascend_serving::{
-    AttentionShape, Backends, FusedAttention, LatentForm, LatentRows, LatentTensors, LayerInputs, Mla, QuantisedDecode,
-    QuantisedPrefill, Result, StatePolicy, UpProjected,
+    AttentionShape, Backend, Backends, LatentForm, LatentRows, LatentTensors, LayerInputs, Result, StatePolicy,
+    UpProjected,
 };
 
 use crate::mla_backend::definition::{self, What, absorb, project, up_project};
@@ -60,9 +60,9 @@ impl Stored {
     pub fn backends<T: Number>(self) -> Backends<T> {
         let none = Backends::none();
         match self {
-            Self::Heads => none.with(FusedAttention),
-            Self::Quantised => none.with(QuantisedDecode).with(QuantisedPrefill),
-            Self::Latents => none.with(Mla::new().workspace_bytes(WORKSPACE)),
+            Self::Heads => none.with(Backend::Fused),
+            Self::Quantised => none.with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill),
+            Self::Latents => none.with(Backend::Mla { workspace_bytes: WORKSPACE }),
         }
     }
 

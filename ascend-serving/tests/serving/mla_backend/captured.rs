@@ -5,10 +5,10 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, Backends, BatchRequest,
-    BatchSettings, Causality, Error, FusedAttention, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup,
-    LayerInputs, LayerTensor, LayerTensors, Mla, RangeCheck, Result, StatePolicy, StepCall, StepContext, StepProgram,
-    UpProjected, Violation, rules,
+    Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest,
+    BatchSettings, Causality, Error, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs,
+    LayerTensor, LayerTensors, RangeCheck, Result, StatePolicy, StepCall, StepContext, StepProgram, UpProjected,
+    Violation, rules,
 };
 
 use super::definition::{What, absorb, dense, exact, project, row};
@@ -28,7 +28,7 @@ fn attention(stream: &Stream, format: Cache, layers: usize, backends: Backends<b
 
 /// Backends of which one reads latents.
 fn backends() -> Backends<bf16> {
-    Backends::none().with(FusedAttention).with(Mla::new())
+    Backends::none().with(Backend::Fused).with(Backend::MLA)
 }
 
 /// The inputs of a layer: absorbed queries and their rotary parts, latents and rotary keys.
@@ -239,7 +239,7 @@ fn dummies_have_as_many_rows_as_absorbed_queries_may() {
     }
 }
 
-/// A backend of the caller, whose packed call over latents is that of [`Mla`].
+/// A backend of the caller, whose packed call over latents is that of [`Backend::Mla`].
 struct OwnLatents;
 
 impl AttentionBackend<bf16> for OwnLatents {
@@ -261,7 +261,7 @@ fn calls_of_another_backend_read_latents_too() {
     let stream = harness::stream();
     let names = [3, 4, 5];
     let rows = Rows::of(&stream, &names, 0);
-    let outputs = [Backends::none().with(Mla::new()), Backends::none().with(OwnLatents)].map(|backends| {
+    let outputs = [Backends::none().with(Backend::MLA), Backends::none().with(OwnLatents)].map(|backends| {
         let mut attention = attention(&stream, Cache::BnBsH, 1, backends);
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 8).unwrap();

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchSettings, Causality, Drafting, LatentForm, LatentRows, LatentTensors,
-    LayerInputs, Mla, Result, StatePolicy, UpProjected,
+    Attention, AttentionShape, Backend, Backends, BatchSettings, Causality, Drafting, LatentForm, LatentRows,
+    LatentTensors, LayerInputs, Result, StatePolicy, UpProjected,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -59,7 +59,7 @@ impl<'a> Engine<'a> {
         // One more than the requests can have, where padding is dumped.
         let blocks = model.blocks + 1;
         let cache = PagedKvCache::new(stream.device(), blocks, model.block_size, of, pad).unwrap();
-        let mla = Mla::new().workspace_bytes(workspace(model.heads, model.room));
+        let mla = Backend::Mla { workspace_bytes: workspace(model.heads, model.room) };
         Self {
             stream,
             settings: BatchSettings::of(&cache, Causality::Causal)
@@ -86,7 +86,7 @@ impl<'a> Engine<'a> {
         let mixed = metadata.decodes() > 0 && metadata.prefills() > 0 && metadata.decodes_lead();
         // Tokens with absorbed queries.
         let split = match absorb_some {
-            true if Mla::absorbs(&metadata) => metadata.tokens(),
+            true if metadata.absorbs_queries() => metadata.tokens(),
             true if mixed => metadata.decode_tokens(),
             _ => 0,
         };

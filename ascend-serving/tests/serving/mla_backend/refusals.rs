@@ -7,10 +7,10 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{AnyTensor, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality,
-    Error, FusedAttention, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors,
-    Mla, NamedMask, NamedMaskAttention, PagedDecode, Result, StatePolicy, StepCall, StepContext, StepMemory, StepPlan,
-    StepProgram, StepStage, TwoFusedCalls, UpProjected, rules,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, Error, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors,
+    NamedMask, Result, StatePolicy, StepCall, StepContext, StepMemory, StepPlan, StepProgram, StepStage, UpProjected,
+    rules,
 };
 
 use super::{DIM, LATENT, ROPE, harness};
@@ -80,7 +80,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
     };
-    let mla = || Backends::none().with(Mla::new());
+    let mla = || Backends::none().with(Backend::MLA);
     let said = |error: Error| match error {
         Error::NoBackend { reasons, .. } => reasons,
         other => panic!("{other}"),
@@ -93,10 +93,10 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     assert!(reason.starts_with("mla: backend.latent"), "{reason}");
     let reason = refusal(mla(), Causality::Causal, 17, 5, "absorbed");
     assert!(reason.starts_with("mla: mla.rows"), "{reason}");
-    let small = Backends::none().with(Mla::new().workspace_bytes(100));
+    let small = Backends::none().with(Backend::Mla { workspace_bytes: 100 });
     let reason = refusal(small, Causality::Causal, 17, 5, "plain");
     assert!(reason.starts_with("mla: latent.workspace"), "{reason}");
-    let others = Backends::none().with(PagedDecode).with(FusedAttention).with(TwoFusedCalls);
+    let others = Backends::none().with(Backend::PagedDecode).with(Backend::Fused).with(Backend::FusedInTwo);
     let reason = refusal(others, Causality::Causal, 1, 5, "absorbed");
     // The same reason is said once.
     let start = "paged_decode, fused, fused_in_two: backend.latent: ";
@@ -115,7 +115,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
 fn masks_and_sinks_beside_latents_are_refused_with_what_mends_them() {
     let stream = harness::stream();
     let tried = |causality, more| {
-        let backends = Backends::none().with(NamedMaskAttention).with(Mla::new());
+        let backends = Backends::none().with(Backend::NamedMask).with(Backend::MLA);
         tried(&stream, backends, causality, (Cache::BnBsH, 1, 5), "absorbed", more)
     };
     let reasons = |causality, more| match tried(causality, more) {
@@ -229,7 +229,7 @@ fn tensors_of_other_decodes_are_refused() {
     let shape = CacheShape::latent(1);
     let cache = PagedKvCache::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative).unwrap();
     let settings = BatchSettings::of(&cache, Causality::Causal);
-    let backends = Backends::none().with(Mla::new());
+    let backends = Backends::none().with(Backend::MLA);
     let mut attention = Attention::<bf16>::new(AttentionShape::latent(2), cache, backends);
     let rows = |rows: usize, axes: [usize; 2]| -> Tensor<bf16> {
         let zeros = vec![bf16::ZERO; rows * axes[0] * axes[1]];
@@ -287,7 +287,7 @@ fn tensors_of_other_shapes_are_refused_by_name_before_keys_are_written() {
         let shape = CacheShape::latent(2);
         let cache = PagedKvCache::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative).unwrap();
         let settings = BatchSettings::of(&cache, Causality::Causal);
-        let backends = Backends::none().with(Mla::new());
+        let backends = Backends::none().with(Backend::MLA);
         let mut attention = Attention::<bf16>::new(AttentionShape::latent(2), cache, backends);
         let metadata = AttentionMetadata::new(&requests, settings).unwrap();
         let [rows, _, dim] = <[usize; 3]>::try_from(query.shape()).unwrap();
@@ -386,7 +386,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
     // A backend that does not say that it reads latents is not asked for them.
     let error = StepPlan::new(&KeysAndValues, &step, &layer).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_LATENT), "{error}");
-    let backends = Backends::none().with(Mla::new());
+    let backends = Backends::none().with(Backend::MLA);
     let selected = backends.plan(&step, &layer).unwrap();
     let nested = std::cell::Cell::new(0);
     let again = |_: &Stream, _: usize, _: Rows<'_>, to: &UpProjected<bf16>| -> Result<()> {
@@ -411,7 +411,7 @@ fn layers_of_a_group_may_have_latents() {
         let pad = PadPolicy::SkipNegative;
         PagedKvCache::<bf16>::new(stream.device(), 2, 128, CacheShape::latent(1), pad).unwrap()
     };
-    let (shape, backends) = (AttentionShape::latent(2), || Backends::none().with(Mla::new()));
+    let (shape, backends) = (AttentionShape::latent(2), || Backends::none().with(Backend::MLA));
     let tensor = |axes: [usize; 2]| -> Tensor<bf16> {
         let rows = (0..3 * axes[0] * axes[1]).map(|at| bf16::from_f32((at % 7) as f32 / 8.0));
         let rows: Vec<bf16> = rows.collect();

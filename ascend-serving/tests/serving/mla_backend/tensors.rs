@@ -7,8 +7,8 @@ use ascend_attention::spec::Rule;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, Error, LatentForm, LatentRows,
-    LatentTensors, LayerTensors, Mla, Result, StepContext, StepPlan, UpProjected, UpProjection, rules,
+    AttentionMetadata, AttentionShape, Backend, BatchRequest, BatchSettings, Causality, Error, LatentForm, LatentRows,
+    LatentTensors, LayerTensors, Result, StepContext, StepPlan, UpProjected, UpProjection, rules,
 };
 
 use super::{DIM, LATENT, ROPE, harness};
@@ -51,7 +51,7 @@ fn planned(
         learnable_sink: None,
         latent: Some(latents),
     };
-    test(&StepPlan::new(&Mla::new(), &step, &layer).unwrap(), layer);
+    test(&StepPlan::new(&Backend::MLA, &step, &layer).unwrap(), layer);
     stream.synchronize().unwrap();
 }
 

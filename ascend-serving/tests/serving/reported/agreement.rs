@@ -8,8 +8,8 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, CacheWrite, FencedQueue, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, CascadePrefill, Causality,
-    Error, FusedAttention, LayerInputs, PagedDecode, RecordedBatch, SharedPrefixDecode, rules,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    LayerInputs, RecordedBatch, SharedPrefixDecode, rules,
 };
 
 use super::{DIM, engine, harness, request, rows, settings, settings_of};
@@ -81,10 +81,10 @@ fn sinks_that_the_first_layer_had_not_are_refused_and_the_other_way_round() {
     let decode: &[_] = &[request(128, 1, &[3, 4]), request(128, 1, &[3, 5])];
     let prompt: &[_] = &[request(128, 7, &[3, 4])];
     let steps = [
-        (Backends::none().with(FusedAttention), decode),
-        (Backends::none().with(PagedDecode), decode),
-        (Backends::none().with(SharedPrefixDecode::ALWAYS), decode),
-        (Backends::none().with(CascadePrefill), prompt),
+        (Backends::none().with(Backend::Fused), decode),
+        (Backends::none().with(Backend::PagedDecode), decode),
+        (Backends::none().with(Backend::SharedPrefixDecode(SharedPrefixDecode::ALWAYS)), decode),
+        (Backends::none().with(Backend::CascadePrefill), prompt),
     ];
     for (backends, batch) in steps {
         let name = backends.names().next().unwrap();
@@ -263,11 +263,11 @@ fn a_decode_step_without_a_backend_is_told_of_the_decode_path() {
         outcome.map(drop).map_err(|error| error.to_string())
     };
     let none = step(Backends::none()).unwrap_err();
-    assert!(none.contains("`Backends::none().with(FusedAttention)`"), "{none}");
-    assert!(none.contains("`.with(PagedDecode)`"), "{none}");
-    let cascade = step(Backends::none().with(CascadePrefill)).unwrap_err();
-    assert!(cascade.contains("`.with(PagedDecode)`"), "{cascade}");
-    step(Backends::none().with(PagedDecode)).unwrap();
+    assert!(none.contains("`Backends::none().with(Backend::Fused)`"), "{none}");
+    assert!(none.contains("`.with(Backend::PagedDecode)`"), "{none}");
+    let cascade = step(Backends::none().with(Backend::CascadePrefill)).unwrap_err();
+    assert!(cascade.contains("`.with(Backend::PagedDecode)`"), "{cascade}");
+    step(Backends::none().with(Backend::PagedDecode)).unwrap();
 }
 
 /// The pool has room and every growth succeeds, but the rows of the step together are longer than the cache.
@@ -386,7 +386,7 @@ fn told_without(run: &[usize], fails: bool) -> Vec<String> {
     let of = CacheShape::new(4, 1, DIM);
     let cache = PagedKvCache::new(stream.device(), 4, 128, of, pad).unwrap();
     let shape = AttentionShape::new(1, 1, DIM);
-    let mut engine = Attention::<bf16>::new(shape, cache, Backends::none().with(FusedAttention));
+    let mut engine = Attention::<bf16>::new(shape, cache, Backends::none().with(Backend::Fused));
     let settings = BatchSettings::of(engine.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[request(0, 2, &[1])], settings).unwrap();
     let tokens = rows(&stream, 2);

@@ -17,12 +17,12 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, CacheShape, Interleave, KernelBlocks, PadPolicy, PagedKvCache, Sequence,
-    check_slots,
+    Audit, AuditRequest, BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence, check_slots,
+    kernel_blocks,
 };
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
-    Drafting, Error, FusedAttention, StatePolicy, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, Drafting, Error, StatePolicy, rules,
 };
 
 const DIM: usize = 64;
@@ -44,7 +44,7 @@ fn engine(stream: &Stream) -> Attention<bf16> {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 32, 128, shape, pad).unwrap();
-    Attention::new(AttentionShape::new(1, 1, DIM), cache, Backends::none().with(FusedAttention))
+    Attention::new(AttentionShape::new(1, 1, DIM), cache, Backends::none().with(Backend::Fused))
 }
 
 fn rows(stream: &Stream, tokens: usize) -> Tensor<bf16> {
@@ -188,10 +188,9 @@ fn block_table_of_another_group() {
 /// 7528, sgl-project/sglang 25169, 38196: block sizes that the kernel does not take.
 #[test]
 fn block_sizes_of_cache_and_kernel() {
-    let error = KernelBlocks::new(16, 128).unwrap_err();
+    let error = kernel_blocks(&[2], 16, 128).unwrap_err();
     assert_eq!(error.rule, &rules::BLOCK_SPLIT);
-    let split = KernelBlocks::new(384, 128).unwrap();
-    assert_eq!(split.split_row(&[2]).unwrap(), [6, 7, 8]);
+    assert_eq!(kernel_blocks(&[2], 384, 128).unwrap(), [6, 7, 8]);
 
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
@@ -199,7 +198,7 @@ fn block_sizes_of_cache_and_kernel() {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 8, 16, shape, pad).unwrap();
-    let backends = Backends::none().with(FusedAttention);
+    let backends = Backends::none().with(Backend::Fused);
     let mut engine = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
     let settings = settings_of(8, 16, Causality::Causal);
     let batch = [request(5, 3, &[3])];

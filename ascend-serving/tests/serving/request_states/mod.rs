@@ -10,8 +10,8 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape};
 use ascend_serving::{
-    Attention, AttentionMetadata, Backends, BatchRequest, BatchSettings, Causality, ConvolutionInputs, Error,
-    FusedAttention, LayerGroup, NamedMask, PrefixCache, Result, StatePolicy, rules,
+    Attention, AttentionMetadata, Backend, Backends, BatchRequest, BatchSettings, Causality, ConvolutionInputs, Error,
+    LayerGroup, NamedMask, PrefixCache, Result, StatePolicy, rules,
 };
 
 use model::*;
@@ -337,7 +337,7 @@ fn sequences_have_a_state_of_the_model() {
     let shape = CacheShape::new(1, 1, DIM);
     let beside = PagedKvCache::new(stream.device(), BLOCKS, 16, shape, PadPolicy::SkipNegative).unwrap();
     let beside = beside.with_pool(full.cache().pool()).unwrap();
-    let backends = Backends::none().with(FusedAttention);
+    let backends = Backends::none().with(Backend::Fused);
     let beside = LayerGroup::new([1], Causality::Causal, full.shape(), beside, backends);
     let (mut attention, mut other) = (hybrid(full), hybrid(beside));
     // Blocks of one pool, and states of two.

@@ -7,7 +7,7 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, StatePool, StateShape};
 use ascend_serving::{
-    AnyLayerInputs, Attention, AttentionShape, Backends, Causality, FusedAttention, LayerGroup, Result, Step,
+    AnyLayerInputs, Attention, AttentionShape, Backend, Backends, Causality, LayerGroup, Result, Step,
 };
 
 pub(super) const LINEAR: [usize; 2] = [2, 0];
@@ -54,7 +54,7 @@ pub(super) fn group(stream: &Stream, layer: usize) -> LayerGroup<bf16> {
     };
     let (shape, pad) = (CacheShape::new(1, 1, DIM), PadPolicy::SkipNegative);
     let cache = PagedKvCache::new(stream.device(), BLOCKS, 16, shape, pad).unwrap();
-    let backends = Backends::none().with(FusedAttention);
+    let backends = Backends::none().with(Backend::Fused);
     LayerGroup::new([layer], causality, AttentionShape::new(HEADS, 1, DIM), cache, backends)
 }
 

@@ -6,8 +6,8 @@ use super::{Table, bare, bf16s, compressed, ints};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, Causality, Error, FusedAttention,
-    LatentForm, LatentRows, LatentTensors, LayerInputs, Mla, PagedDecode, Result, StatePolicy, UpProjected, rules,
+    Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, Causality, Error, LatentForm,
+    LatentRows, LatentTensors, LayerInputs, Result, StatePolicy, UpProjected, rules,
 };
 
 const HEADS: usize = 4;
@@ -26,7 +26,7 @@ fn said(table: &Table, format: Cache, metadata: &AttentionMetadata, split: usize
     let pad = PadPolicy::SkipNegative;
     let cache: PagedKvCache<bf16> = PagedKvCache::new(stream.device(), BLOCKS, BLOCK_SIZE, shape, pad).unwrap();
     let row = LATENT + ROPE + HEADS * (DIM + ROPE + DIM);
-    let mla = Mla::new().workspace_bytes(room * row * size_of::<bf16>());
+    let mla = Backend::Mla { workspace_bytes: room * row * size_of::<bf16>() };
     let shape = AttentionShape::latent(HEADS);
     let mut attention = Attention::new(shape, cache, Backends::none().with(mla));
     let tokens = metadata.tokens();
@@ -235,7 +235,7 @@ fn preferred_calls(
 fn a_step_plans_once_with_each_backend_that_its_layers_prefer() {
     let table = Table::new();
     let backends = || {
-        let backends = Backends::none().with(FusedAttention).with(PagedDecode);
+        let backends = Backends::none().with(Backend::Fused).with(Backend::PagedDecode);
         backends.prefer([1, 2], &[AttentionState::DecodeOnly], "paged_decode").unwrap()
     };
     let decode = metadata(CHUNKED, None, &[(1, 1, 0)]);

@@ -5,8 +5,8 @@ use ascend_attention::spec::{Cann, Soc, Target};
 use ascend_attention::{AnyTensor, Machine, Runtime, Stream, bf16, f16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error,
-    FusedAttention, LayerInputs, PagedDecode,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
+    LayerInputs,
 };
 
 use super::batch::CHUNKED;
@@ -143,7 +143,7 @@ impl Layer<'_> {
     /// Who serves the step from 8.1 to 9.1: the packed call, the decode path behind it, or no backend; 9.2 does as 9.1.
     fn on_each<T: Half>(&self) -> [Option<&'static str>; 4] {
         let served = Cann::ALL.map(|cann| {
-            let backends = Backends::<T>::none().with(FusedAttention).with(PagedDecode);
+            let backends = Backends::<T>::none().with(Backend::Fused).with(Backend::PagedDecode);
             match self.serve(cann, backends) {
                 Ok((name, refused)) => {
                     assert_eq!(refused.len(), usize::from(name == "paged_decode"));
@@ -223,7 +223,7 @@ fn nz_caches_are_read_as_the_release_allows() {
     }
     for (block_size, dim) in [(16, 64), (128, 128), (1024, 128)] {
         let layer = nz(dim, block_size, DECODES);
-        let alone = || Backends::<f16>::none().with(PagedDecode);
+        let alone = || Backends::<f16>::none().with(Backend::PagedDecode);
         assert!(layer.serve(Cann::V8_1, alone()).is_err());
         for cann in [Cann::V8_5, Cann::V9_0, Cann::V9_1] {
             let (name, _) = layer.serve(cann, alone()).unwrap();
@@ -236,7 +236,7 @@ fn nz_caches_are_read_as_the_release_allows() {
 fn a_refused_backend_says_which_release_takes_the_call() {
     let a2 = |cann| Some(Target::new(Soc::AtlasA2, cann));
     let a950 = |cann| Some(Target::new(Soc::Ascend950, cann));
-    let both = || Backends::<f16>::none().with(FusedAttention).with(PagedDecode);
+    let both = || Backends::<f16>::none().with(Backend::Fused).with(Backend::PagedDecode);
     for (dim, block_size, here, taken_by) in [
         (128, 128, Cann::V8_1, a2(Cann::V8_5)),
         (256, 128, Cann::V8_1, a2(Cann::V8_5)),
@@ -250,7 +250,7 @@ fn a_refused_backend_says_which_release_takes_the_call() {
         assert_eq!(served, ("paged_decode", vec![taken_by]), "{layer:?} on {here}");
     }
     // What a backend refuses by itself, no release takes.
-    let turned = Backends::<f16>::none().with(PagedDecode).with(FusedAttention);
+    let turned = Backends::<f16>::none().with(Backend::PagedDecode).with(Backend::Fused);
     let served = layer(128, 128, CHUNKS).serve(Cann::V9_0, turned).unwrap();
     assert_eq!(served, ("fused", vec![None]));
 }
@@ -258,7 +258,7 @@ fn a_refused_backend_says_which_release_takes_the_call() {
 #[test]
 fn a_step_that_nobody_serves_says_which_release_would() {
     let told = |layer: Layer<'_>| {
-        let both = Backends::<bf16>::none().with(FusedAttention).with(PagedDecode);
+        let both = Backends::<bf16>::none().with(Backend::Fused).with(Backend::PagedDecode);
         match layer.serve(Cann::V8_1, both) {
             Err(Error::NoBackend { reasons, .. }) => reasons,
             other => panic!("{other:?}"),
@@ -273,7 +273,7 @@ fn a_step_that_nobody_serves_says_which_release_would() {
     let told_of_sinks = told(sinks);
     let next = "Atlas A2 with CANN 8.5 takes the call";
     assert!(told_of_sinks.contains(next), "{told_of_sinks}");
-    let served = sinks.serve(Cann::V8_5, Backends::<bf16>::none().with(FusedAttention));
+    let served = sinks.serve(Cann::V8_5, Backends::<bf16>::none().with(Backend::Fused));
     assert_eq!(served.unwrap().0, "fused");
 }
 
@@ -282,7 +282,7 @@ fn a_step_that_nobody_serves_says_which_release_would() {
 fn sinks_are_of_the_type_that_the_release_takes() {
     let sinks = |dim, sink| Layer { sink: Some(sink), ..layer(dim, 128, CHUNKS) };
     let serves = |layer: Layer<'_>| {
-        let of = |cann| layer.serve(cann, Backends::<f16>::none().with(FusedAttention));
+        let of = |cann| layer.serve(cann, Backends::<f16>::none().with(Backend::Fused));
         [Cann::V8_5, Cann::V9_0, Cann::V9_1].map(|cann| of(cann).is_ok())
     };
     assert_eq!(serves(sinks(64, Sink::Bf16)), [true; 3]);

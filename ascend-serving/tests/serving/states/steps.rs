@@ -5,8 +5,7 @@ use std::num::NonZeroUsize;
 use ascend_attention::bf16;
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionShape, AttentionState, Backends, Causality, Error, FusedAttention, LayerInputs, PagedDecode,
-    StatePolicy, TwoFusedCalls,
+    Attention, AttentionShape, AttentionState, Backend, Backends, Causality, Error, LayerInputs, StatePolicy,
 };
 
 use super::batch::{self, BLOCK_SIZE, BLOCKS, CHUNKED, MTP, Requests, WHOLE};
@@ -71,7 +70,7 @@ impl DescribedStep<'_> {
 
     /// The one call of the packed backend.
     fn said(&self, table: &Table) -> (AttentionState, Said) {
-        let backends = Backends::none().with(FusedAttention);
+        let backends = Backends::none().with(Backend::Fused);
         let (state, name, mut calls) = self.calls(table, backends).unwrap();
         assert_eq!((name, calls.len()), ("fused", 1));
         (state, calls.pop().unwrap())
@@ -131,12 +130,12 @@ fn decode_only() {
     assert_eq!(said, unmasked(lengths(paged(2, 2, 2), &[1, 2], &[131, 10])));
 }
 
-/// Where vLLM-Ascend calls its operator for paged attention, `PagedDecode` calls the decode path of the one that this
-/// crate has: lengths on the host, no mask, one row a request.
+/// Where vLLM-Ascend calls its operator for paged attention, `Backend::PagedDecode` calls the decode path of the one
+/// that this crate has: lengths on the host, no mask, one row a request.
 #[test]
 fn decode_only_by_the_decode_path() {
     let table = Table::new();
-    let backends = || Backends::none().with(PagedDecode);
+    let backends = || Backends::none().with(Backend::PagedDecode);
     let given = step(CHUNKED, &[(130, 1, 0), (9, 1, 0)]);
     let (state, name, calls) = given.calls(&table, backends()).unwrap();
     assert_eq!((state, name), (AttentionState::DecodeOnly, "paged_decode"));
@@ -175,7 +174,7 @@ fn chunked_prefill() {
 #[test]
 fn chunked_prefill_in_two_calls() {
     let table = Table::new();
-    let backends = || Backends::none().with(TwoFusedCalls).with(FusedAttention);
+    let backends = || Backends::none().with(Backend::FusedInTwo).with(Backend::Fused);
     for (sink, causality) in [(false, Causality::Causal), (true, window())] {
         let given = DescribedStep {
             sink,
@@ -203,7 +202,7 @@ fn chunked_prefill_in_two_calls() {
         let given = step(CHUNKED, &requests);
         let (_, name, calls) = given.calls(&table, backends()).unwrap();
         assert_eq!((name, calls.len()), ("fused", 1));
-        let alone = Backends::none().with(TwoFusedCalls);
+        let alone = Backends::none().with(Backend::FusedInTwo);
         let error = given.calls(&table, alone).unwrap_err().to_string();
         assert!(error.contains("backend.two_calls: "), "{error}");
     }
@@ -297,7 +296,7 @@ fn padded_to_a_captured_size() {
 #[test]
 fn heads_of_512() {
     let table = Table::new();
-    let backends = || Backends::none().with(FusedAttention).with(PagedDecode);
+    let backends = || Backends::none().with(Backend::Fused).with(Backend::PagedDecode);
     let given = DescribedStep { dim: 512, ..step(CHUNKED, &[(130, 1, 0), (9, 1, 0)]) };
     let (_, name, calls) = given.calls(&table, backends()).unwrap();
     assert_eq!(name, "paged_decode");
@@ -345,14 +344,14 @@ fn heads_of_512() {
 fn a_product_without_the_operator() {
     let table = Table::of_inference_product();
     for requests in [[(0, 5, 0), (0, 3, 0)], [(9, 1, 0), (20, 1, 0)]] {
-        let backends = Backends::none().with(FusedAttention).with(PagedDecode);
+        let backends = Backends::none().with(Backend::Fused).with(Backend::PagedDecode);
         let error = step(CHUNKED, &requests).calls(&table, backends);
         let error = error.unwrap_err().to_string();
         assert!(
             error.starts_with("no backend can serve the step: fused")
                 && error.contains(": call.product: ")
                 && error.contains("310P")
-                && error.contains("`.with(PromptAndIncre)`, named `prompt_and_incre`, adds"),
+                && error.contains("`.with(Backend::PromptAndIncre)`, named `prompt_and_incre`, adds"),
             "{error}"
         );
         assert_eq!(recorder::take(), []);
@@ -365,7 +364,7 @@ fn the_decode_backend_takes_what_the_packed_call_cannot() {
         return;
     };
     let given = DescribedStep { dim: 96, ..step(CHUNKED, &[(20, 1, 0)]) };
-    let backends = || Backends::none().with(FusedAttention).with(PagedDecode);
+    let backends = || Backends::none().with(Backend::Fused).with(Backend::PagedDecode);
     let (_, name, _) = given.calls(&table, backends()).unwrap();
     assert_eq!(name, "paged_decode");
     let windowed = DescribedStep { causality: window(), ..given };

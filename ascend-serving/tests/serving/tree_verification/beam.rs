@@ -1,5 +1,5 @@
-//! A beam search of several steps drafts a tree: each branch is a fork of the request's sequence, of which a step decodes
-//! one token each, and what was selected is verified as one tree.
+//! A beam search of several steps drafts a tree: each branch is a fork of the request's sequence, of which a step
+//! decodes one token each, and what was selected is verified as one tree.
 
 use crate::harness;
 use crate::tokens::{DIM, dense, packed, row};
@@ -7,8 +7,7 @@ use approx::abs_diff_eq;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionShape, Backends, BatchRequest, DraftTree, FusedAttention, StatePolicy, TreeRequest,
-    TreeVerification,
+    Attention, AttentionShape, Backend, Backends, BatchRequest, DraftTree, StatePolicy, TreeRequest, TreeVerification,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
@@ -22,7 +21,7 @@ fn shape() -> AttentionShape {
 fn attention(stream: &Stream) -> Attention<bf16> {
     let of = CacheShape::new(LAYERS, shape().kv_heads, DIM);
     let cache = PagedKvCache::new(stream.device(), 24, 128, of, PadPolicy::SkipNegative).unwrap();
-    Attention::new(shape(), cache, Backends::none().with(FusedAttention))
+    Attention::new(shape(), cache, Backends::none().with(Backend::Fused))
 }
 
 /// Compares the heads of a token, the last of `names`, with dense attention over all of them.
