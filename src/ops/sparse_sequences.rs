@@ -31,6 +31,9 @@ pub struct SparseSequences {
     content: KnownNumbers<ContentCheck, 3>,
 }
 
+/// The query rows and the keys of each sequence, and the check that keeps others out.
+type FixedLengths = ([Vec<i64>; 2], Arc<dyn ReplayCheck>);
+
 /// What a plan requires of the numbers.
 #[derive(Clone, Debug, PartialEq)]
 enum ContentCheck {
@@ -181,7 +184,7 @@ impl SparseSequences {
 
     /// The query rows and the keys of each sequence, as the arguments of operators that read them on the host. They
     /// cannot be overwritten by others for as long as the check is kept.
-    pub(crate) fn lengths(&self) -> Result<([Vec<i64>; 2], Arc<dyn ReplayCheck>)> {
+    pub(crate) fn lengths(&self) -> Result<FixedLengths> {
         let (lengths, fixed) = self.content.read(|numbers| {
             let wide = |lengths: Vec<usize>| lengths.into_iter().map(|length| length as i64).collect();
             let [queries, keys, _] = numbers.clone();

@@ -232,6 +232,38 @@ fn numbers_that_were_overwritten_in_part_are_refused_until_they_are_overwritten_
     stream.synchronize().unwrap();
 }
 
+/// Of a table those rows alone are refused whose overwriting has failed.
+#[cfg(feature = "emulation")]
+#[test]
+fn rows_of_a_table_that_were_overwritten_in_part_are_refused_until_they_are_overwritten_again() {
+    use ascend_attention::attention::{BlockTable, Inputs};
+    use ascend_attention::{FusedInferAttention, Layout};
+    use ascend_emu::{Site, inject};
+
+    if harness::on_npu() {
+        return;
+    }
+    let stream = harness::stream();
+    let (cache, query) = (rising(&stream, &[4, 16, 64]), rising(&stream, &[1, 1, 64]));
+    let all = BlockTable::from_rows(&stream, &[[0, 1], [2, 3]], 16).unwrap();
+    let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1).kv_heads(1).actual_seq_lengths_kv([20]);
+    let parts = [all.rows(0..1).unwrap(), all.rows(1..2).unwrap()];
+    let [first, second] = parts.each_ref().map(|part| Inputs::new(&query, &cache, &cache).paged(part));
+    let plan = call.plan(first).unwrap();
+    let fault = inject(Site::Memcpy, 1, 207_001);
+    assert!(parts[1].overwrite(&stream, &[[0, 1]]).is_err());
+    drop(fault);
+    plan.launch(&stream, first).unwrap();
+    refused(plan.launch(&stream, second), "overwritten in part");
+    // Plans do not read the table.
+    call.plan(second).unwrap();
+    parts[0].overwrite(&stream, &[[1, 0]]).unwrap();
+    refused(plan.launch(&stream, second), "overwritten in part");
+    all.overwrite(&stream, &[[0, 1], [3, 2]]).unwrap();
+    plan.launch(&stream, second).unwrap();
+    stream.synchronize().unwrap();
+}
+
 /// A check is kept for as long as its plan, or a graph of the plan's launches.
 #[test]
 fn plans_that_are_gone_require_nothing_of_the_numbers() {
