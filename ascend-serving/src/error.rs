@@ -69,6 +69,13 @@ impl Error {
         }
     }
 
+    /// Whether a call was refused before anything of it was queued; of one that failed otherwise the device may run
+    /// some.
+    pub(crate) fn is_refusal(&self) -> bool {
+        use ascend_attention::Error::Capturing;
+        matches!(self, Self::Violation(_) | Self::NoBackend { .. } | Self::Attention(Capturing { .. }))
+    }
+
     /// The refusal of a wrong argument.
     #[cold]
     pub(crate) fn invalid(argument: &'static str, given: impl fmt::Display, allowed: impl fmt::Display) -> Self {

@@ -298,6 +298,8 @@ ascend_attention::spec::library_rules! {
     STATE_SLOTS = "state.slots",
         "each slot of a pool of states is free or held, and is written by one state alone",
         "report the calls that were made before: none of this crate leads there";
+    STATE_STREAM = "state.stream", "states are made, read and written on the stream of their pool",
+        "pass the stream that the `StatePool` was made with";
     STATE_TORN = "state.torn",
         "a step goes on from states that the last one has written in every layer",
         "queue every layer of a step in progress first, and fork again behind it what was forked meanwhile; where the "

@@ -75,7 +75,7 @@ pub struct Capturing<'a> {
     /// Calls whose lengths vary, planned at the longest.
     calls: RefCell<Vec<(Varying, Plan)>>,
     launches: RefCell<Vec<Launched>>,
-    checks: RefCell<Vec<Box<dyn ReplayCheck>>>,
+    checks: RefCell<Vec<Arc<dyn ReplayCheck>>>,
     objects: RefCell<Vec<Arc<dyn ReplayedObject>>>,
     failed: RefCell<Option<Error>>,
 }
@@ -85,7 +85,7 @@ pub(super) struct Captured {
     pub(super) calls: Vec<Varying>,
     pub(super) launches: Vec<Launched>,
     /// Checks of launches whose lengths stay the same in every replay.
-    pub(super) checks: Vec<Box<dyn ReplayCheck>>,
+    pub(super) checks: Vec<Arc<dyn ReplayCheck>>,
     /// What else the replays use.
     pub(super) objects: Vec<Arc<dyn ReplayedObject>>,
     pub(super) kept: Vec<Arc<Memory>>,
@@ -151,8 +151,8 @@ impl LaunchQueue for Capturing<'_> {
         }
     }
 
-    fn before_replays(&self, check: impl FnOnce() -> Option<Box<dyn ReplayCheck>>) {
-        self.checks.borrow_mut().extend(check());
+    fn before_replays<I: IntoIterator<Item = Arc<dyn ReplayCheck>>>(&self, checks: impl FnOnce() -> I) {
+        self.checks.borrow_mut().extend(checks());
     }
 }
 

@@ -1,5 +1,6 @@
 //! A captured graph and its replays.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -27,7 +28,7 @@ pub struct Graph<B> {
     graph: Replayable,
     calls: Arc<Calls>,
     launches: Vec<Launched>,
-    checks: Vec<Box<dyn ReplayCheck>>,
+    checks: Vec<Arc<dyn ReplayCheck>>,
     objects: Vec<Arc<dyn ReplayedObject>>,
     kept: Vec<Arc<Memory>>,
     /// The event recorded after the latest replay.
@@ -97,7 +98,8 @@ impl<B> Graph<B> {
         Update::new(&self.calls)
     }
 
-    /// Queues a replay with new lengths. Returns at once. The replay runs after what the stream has queued, and after
+    /// Queues a replay with new lengths. An update that is borrowed is still there where the launch is refused, which can
+    /// be repeated then. Returns at once. The replay runs after what the stream has queued, and after
     /// the graph's previous replay, on whatever stream that was.
     ///
     /// Since CANN 8.1.
@@ -114,7 +116,7 @@ impl<B> Graph<B> {
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]
     #[doc(alias = "replay")]
-    pub fn launch(&mut self, stream: &Stream, update: Update) -> Result<()> {
+    pub fn launch(&mut self, stream: &Stream, update: impl Borrow<Update>) -> Result<()> {
         stream.check_device("stream", self.order.updates.device())?;
         LaunchQueue::raw(stream)?;
         if self.failed {
@@ -126,19 +128,24 @@ impl<B> Graph<B> {
             )
             .into());
         }
+        let update = update.borrow();
         let plans = update.complete(&self.calls)?;
         for launch in &self.launches {
-            if let Some(plan) = plans.get(launch.call) {
+            if let Some(Some(plan)) = plans.get(launch.call) {
                 launch.admits(plan)?;
             }
         }
         self.checks.iter().try_for_each(|check| check.admits_replay())?;
         let order = Arc::clone(&self.order);
-        order.behind_latest(stream, || self.queue(stream, &plans))
+        order.behind_latest(stream, || self.queue(stream, (update, plans)))
     }
 
     /// Queues a replay after the graph's previous one, and the updates that give it its lengths.
-    fn queue(&mut self, stream: &Stream, plans: &[Plan]) -> (Option<Replayed>, Result<()>) {
+    fn queue(
+        &mut self,
+        stream: &Stream,
+        (update, plans): (&Update, &[Option<Plan>]),
+    ) -> (Option<Replayed>, Result<()>) {
         if let Some(done) = &self.done {
             // The lengths must not change, nor the events be raised, while the previous replay may read them.
             let waits = stream.wait_event(done);
@@ -150,6 +157,7 @@ impl<B> Graph<B> {
         let noted = in_turn(&self.objects, stream, || {
             // SAFETY: the graph's events and memory are marked below.
             executed = Some(unsafe { self.graph.execute(stream) });
+            update.use_up();
         });
         let Some((number, launched)) = executed else {
             return (None, noted);
@@ -176,12 +184,12 @@ impl<B> Graph<B> {
 
     /// Gives the launched replay its lengths, call by call. After a failure the other calls keep the lengths that
     /// they have, but every event is recorded, since the replay waits for all of them.
-    fn release(&self, plans: &[Plan]) -> Result<()> {
+    fn release(&self, plans: &[Option<Plan>]) -> Result<()> {
         let updates = &self.order.updates;
         let api = updates.context().bind()?;
         let mut outcome = Ok(());
         for launch in &self.launches {
-            if let (Ok(()), Some(plan)) = (&outcome, plans.get(launch.call)) {
+            if let (Ok(()), Some(Some(plan))) = (&outcome, plans.get(launch.call)) {
                 outcome = launch.update(api, updates, plan);
             }
             let mut recorded = launch.event.record(api, updates);

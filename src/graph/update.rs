@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::attention::{CallLengths, Plan};
 use crate::error::Result;
@@ -26,11 +27,17 @@ pub(super) struct Calls {
 pub struct Update {
     calls: Arc<Calls>,
     plans: Vec<Option<Plan>>,
+    /// Whether a replay was queued with it.
+    used: AtomicBool,
 }
 
 impl Update {
     pub(super) fn new(calls: &Arc<Calls>) -> Self {
-        Self { calls: Arc::clone(calls), plans: calls.calls.iter().map(|_| None).collect() }
+        Self {
+            calls: Arc::clone(calls),
+            plans: calls.calls.iter().map(|_| None).collect(),
+            used: AtomicBool::new(false),
+        }
     }
 
     /// Gives one call its lengths.
@@ -103,8 +110,13 @@ impl Update {
         Ok(())
     }
 
+    /// Takes note that a replay was queued, of which this has the lengths.
+    pub(super) fn use_up(&self) {
+        self.used.store(true, Ordering::Relaxed);
+    }
+
     /// The plans of a graph's calls, if they are all there.
-    pub(super) fn complete(self, calls: &Arc<Calls>) -> Result<Vec<Plan>, Violation> {
+    pub(super) fn complete(&self, calls: &Arc<Calls>) -> Result<&[Option<Plan>], Violation> {
         if !Arc::ptr_eq(&self.calls, calls) {
             return Err(Violation::new(
                 &rules::GRAPH_UPDATE,
@@ -113,10 +125,18 @@ impl Update {
                 "call `update` of the graph that is replayed",
             ));
         }
+        if self.used.load(Ordering::Relaxed) {
+            return Err(Violation::new(
+                &rules::GRAPH_UPDATE,
+                "an update that a replay was queued with",
+                "one for each replay",
+                "begin another one by `update` of the graph, also for the same lengths",
+            ));
+        }
         let count = self.plans.len();
         let missing = self.plans.iter().position(Option::is_none);
         match missing {
-            None => Ok(self.plans.into_iter().flatten().collect()),
+            None => Ok(&self.plans),
             Some(call) => Err(Violation::new(
                 &rules::GRAPH_UPDATE,
                 format_args!("no lengths for call {call}"),

@@ -4,6 +4,7 @@
 //! [`CausalConv1d`] describes a call, which is planned once and launched per layer as a [`CausalConvPlan`].
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_spec::declared::AnyArguments;
@@ -18,7 +19,7 @@ use crate::ops::delta_rule::{narrow, number, numbers, too_many_values, uploaded,
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::rules::PACKAGE_TRUSTED;
-use crate::runtime::{Platform, Queue, Runtime, Stream};
+use crate::runtime::{Platform, Queue, ReplayCheck, Runtime, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -59,7 +60,7 @@ pub struct ConvSequence {
     /// Its rows in this call.
     pub rows: usize,
     /// Its line of the pool. A sequence without one is left out: nothing of it is computed, and its rows of the output
-    /// keep what was there. Rows of padding are such a sequence.
+    /// keep what was there; those of an output that a `launch` makes are zeros. Rows of padding are such a sequence.
     pub line: Option<usize>,
     /// Whether it goes on from its line; otherwise what is in front of its first row is zeros.
     pub continues: bool,
@@ -134,7 +135,7 @@ impl ConvSequences {
             lines: uploaded(stream, "lines", lines)?,
             history: uploaded(stream, if accepted { "accepted" } else { "sequences" }, history)?,
             accepted,
-            numbers: KnownNumbers::new([wide(starts), wide(lines), modes, counts]),
+            numbers: KnownNumbers::new("sequences", [wide(starts), wide(lines), modes, counts]),
         })
     }
 
@@ -144,11 +145,11 @@ impl ConvSequences {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and for sequences with
     /// accepted counts; [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of
-    /// them, also of one that was dropped, since its launches may be captured. Nothing is replaced then.
+    /// them, or a captured launch of such a plan, for as long as the plan or the graph is there. Nothing is replaced
+    /// then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
-    /// [`Stream::synchronize`]. Where writing itself fails, nothing is planned with the sequences until they are
-    /// overwritten again; launches and replays of earlier plans read what is there, and have to wait. No other thread
-    /// may queue work meanwhile that reads them.
+    /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
+    /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(&self, stream: &Stream, sequences: &[ConvSequence]) -> Result<()> {
         let count = self.lines.len();
         if sequences.len() != count || self.accepted {
@@ -180,6 +181,14 @@ impl ConvSequences {
         }
         // Tensors of their own: clones of the sequences can be overwritten.
         Self::of_numbers(stream, [&starts, &lines, &numbers("accepted", counts.iter().copied())?], true)
+    }
+
+    /// Whether some rows belong to sequences without a line, which the operator leaves out.
+    fn has_unwritten(&self) -> Result<bool> {
+        self.numbers.read(|[starts, lines, ..]| {
+            let rows = starts.windows(2).map(|ends| matches!(ends, [start, end] if start < end));
+            rows.zip(lines).any(|(has_rows, line)| has_rows && *line == i64::from(NO_LINE))
+        })
     }
 
     fn each(&self) -> [(Parameter, &AnyTensor); 3] {
@@ -292,8 +301,8 @@ impl CausalConv1d {
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             let allowed = allowed.iter().map(|&id| id.into()).collect();
-            sequences.numbers.require(ConvCheck { problem, allowed })?;
-            let operation = CausalConvOperation { sequences: sequences.clone(), y };
+            let numbers = [sequences.numbers.require(ConvCheck { problem, allowed })?];
+            let operation = CausalConvOperation { sequences: sequences.clone(), numbers, y };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -346,6 +355,7 @@ pub type CausalConvPlan = operation::Plan<CausalConvOperation>;
 #[derive(Debug)]
 pub struct CausalConvOperation {
     sequences: ConvSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
     y: TensorDesc,
 }
 
@@ -370,6 +380,17 @@ impl Operation for CausalConvOperation {
         let output: (_, &AnyTensor) = (Parameter::Y, y);
         let given = named_tensors(&[output], &[], inputs.each().chain(self.sequences.each()));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
+    }
+
+    fn clear_unwritten<T: Element>(&self, stream: &Stream, y: &Tensor<T>) -> Result<()> {
+        match self.sequences.has_unwritten()? {
+            true => y.clear(stream),
+            false => Ok(()),
+        }
     }
 
     fn describe(&self, _: &CausalConvPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -3,6 +3,7 @@
 //! [`ChunkGatedDeltaRule`] describes a call, which is planned once and launched per layer as a [`ChunkDeltaPlan`].
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::chunk_gated_delta_rule::{ChunkDeltaCall, Parameter, Version, rules};
@@ -13,7 +14,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -128,8 +129,8 @@ impl ChunkGatedDeltaRule {
             let problem = call.check(context.target()?)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             let lints = DeltaLints::Chunk([&rules::ROWS_LEFT_OUT, &rules::NO_TOKENS]);
-            sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
-            let operation = ChunkDeltaOperation { sequences: sequences.clone(), out, final_state };
+            let numbers = [sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?];
+            let operation = ChunkDeltaOperation { sequences: sequences.clone(), numbers, out, final_state };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -204,6 +205,7 @@ pub type ChunkDeltaPlan = operation::Plan<ChunkDeltaOperation>;
 #[derive(Debug)]
 pub struct ChunkDeltaOperation {
     sequences: DeltaSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
     out: TensorDesc,
     final_state: TensorDesc,
 }
@@ -235,6 +237,10 @@ impl Operation for ChunkDeltaOperation {
         let lengths: (_, &AnyTensor) = (Parameter::ActualSeqLengths, self.sequences.lengths());
         let given = named_tensors(&outputs, &[], inputs.each().chain([lengths]));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &ChunkDeltaPlan, text: &mut fmt::DebugStruct<'_, '_>) {

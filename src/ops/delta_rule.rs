@@ -9,7 +9,7 @@ use ascend_spec::{ContentFault as _, Rule};
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
-use crate::runtime::{Context, Device, Stream};
+use crate::runtime::{Context, Device, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 /// The tokens of each sequence of a call and, for [`RecurrentGatedDeltaRule`], the slots of its states in the pool.
@@ -50,7 +50,7 @@ impl DeltaSequences {
             lengths: uploaded(stream, "lengths", lengths.unwrap_or_default())?,
             slots: upload("slots", slots)?,
             accepted: upload("accepted", accepted)?,
-            numbers: KnownNumbers::new([held(lengths), held(slots), held(accepted)]),
+            numbers: KnownNumbers::new("sequences", [held(lengths), held(slots), held(accepted)]),
         })
     }
 
@@ -87,17 +87,18 @@ impl DeltaSequences {
     /// Waits for a stream, then replaces the slots, of as many sequences as there are: plans, and launches that were
     /// captured, read the new ones. A row may have fewer slots than before, or none: its sequence has as many tokens,
     /// which follow those of the sequence before. The operator leaves out sequences without tokens, and rows behind the
-    /// last token. Other streams that use the sequences have to be waited for before.
+    /// last token: a [`launch`](crate::recurrent_delta_rule::RecurrentDeltaPlan::launch) returns zeros there,
+    /// [`launch_into`](crate::recurrent_delta_rule::RecurrentDeltaPlan::launch_into) leaves what was there. Other
+    /// streams that use the sequences have to be waited for before.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows, more slots than the call has
     /// tokens, sequences of lengths alone, and those with accepted counts, which begin each row elsewhere;
-    /// [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, also of one
-    /// that was dropped, since its launches may be captured. Nothing is replaced then.
+    /// [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, or a captured
+    /// launch of such a plan, for as long as the plan or the graph is there. Nothing is replaced then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
-    /// [`Stream::synchronize`]. Where writing itself fails, nothing is planned with the sequences until they are
-    /// overwritten again; launches and replays of earlier plans read what is there, and have to wait. No other thread
-    /// may queue work meanwhile that reads them.
+    /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
+    /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(&self, stream: &Stream, slots: &[impl AsRef<[usize]>]) -> Result<()> {
         let (Some(tensor), None) = (&self.slots, &self.accepted) else {
             let given = if self.accepted.is_some() { "sequences with accepted counts" } else { "lengths alone" };
@@ -157,6 +158,16 @@ impl DeltaSequences {
         self.accepted.as_ref()
     }
 
+    /// Queues zeros for the rows of an output that belong to no token, if there are any.
+    pub(crate) fn clear_rest(&self, stream: &Stream, output: &AnyTensor) -> Result<()> {
+        let rows = output.shape().first().copied().unwrap_or(0);
+        let tokens = self.numbers.read(|[lengths, ..]| lengths.iter().sum::<i64>())?;
+        match usize::try_from(tokens).ok().filter(|tokens| *tokens < rows) {
+            Some(tokens) => output.narrow(0, tokens..rows)?.clear(stream),
+            None => Ok(()),
+        }
+    }
+
     /// The tensors as the arguments of a call: lengths, slots and accepted counts.
     pub(crate) fn each<P>(&self, parameters: [P; 3]) -> impl Iterator<Item = (P, &AnyTensor)> {
         let tensors = [Some(&self.lengths), self.slots.as_ref(), self.accepted.as_ref()];
@@ -178,14 +189,14 @@ impl DeltaSequences {
 
     /// Refuses by the rule numbers that lead elsewhere than to the sequence's own tokens and states, then by the lints
     /// that are not allowed: of a state of two sequences, or of tokens of no sequence and sequences without tokens.
-    /// Remembers the check for the numbers of a later [overwrite](Self::overwrite).
+    /// For as long as what it returns is kept, the numbers of each [overwrite](Self::overwrite) are checked, too.
     pub(crate) fn check(
         &self,
         problem: &DeltaRuleProblem,
         within: &'static Rule,
         lints: DeltaLints,
         allowed: &[&str],
-    ) -> Result<()> {
+    ) -> Result<Arc<dyn ReplayCheck>> {
         let allowed = allowed.iter().map(|&id| id.into()).collect();
         self.numbers.require(DeltaCheck { problem: *problem, within, lints, allowed })
     }

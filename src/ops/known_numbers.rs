@@ -1,16 +1,24 @@
 //! Numbers in tensors that an operator reads on the device, which the host knows and can replace between launches.
 
-use std::sync::{Arc, Mutex};
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::error::{Error, Result};
-use crate::memory::as_bytes;
-use crate::runtime::{Stream, lock};
+use crate::memory::{Element, as_bytes};
+use crate::runtime::{ReplayCheck, Stream, lock};
 use crate::tensor::AnyTensor;
 
 /// What a plan requires of the numbers of `N` tensors, and of all that replace them.
-pub(crate) trait NumbersCheck<const N: usize>: PartialEq {
+pub(crate) trait NumbersCheck<const N: usize>: Debug + PartialEq + Send + Sync + 'static {
     /// Refuses numbers that lead elsewhere than the plan's call has room for.
     fn check(&self, numbers: &[Vec<i64>; N]) -> Result<()>;
+}
+
+/// For numbers that whoever replaces them checks, whatever plans there are.
+impl<const N: usize> NumbersCheck<N> for () {
+    fn check(&self, _: &[Vec<i64>; N]) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What the host knows of the numbers in `N` tensors, some of which may be absent. Clones share it.
@@ -19,10 +27,34 @@ pub(crate) struct KnownNumbers<C, const N: usize>(Arc<Mutex<Content<C, N>>>);
 
 #[derive(Debug)]
 struct Content<C, const N: usize> {
+    /// The argument that the numbers are.
+    argument: &'static str,
     numbers: [Vec<i64>; N],
-    checks: Vec<C>,
+    /// Those of plans, and of graphs that have captured launches of them.
+    checks: Vec<Weak<C>>,
     /// Whether an overwrite failed midway, so that nobody knows what the tensors hold.
     unknown: bool,
+}
+
+/// A check that holds for the numbers for as long as this is kept, by the plan that made it and by graphs that have
+/// captured its launches.
+#[derive(Debug)]
+struct RequiredNumbers<C, const N: usize> {
+    numbers: KnownNumbers<C, N>,
+    _check: Arc<C>,
+}
+
+impl<C: NumbersCheck<N>, const N: usize> ReplayCheck for KnownNumbers<C, N> {
+    /// Refuses numbers that were overwritten in part.
+    fn admits_replay(&self) -> Result<()> {
+        self.read(|_| ())
+    }
+}
+
+impl<C: NumbersCheck<N>, const N: usize> ReplayCheck for RequiredNumbers<C, N> {
+    fn admits_replay(&self) -> Result<()> {
+        self.numbers.admits_replay()
+    }
 }
 
 impl<C, const N: usize> Clone for KnownNumbers<C, N> {
@@ -36,16 +68,18 @@ impl<C, const N: usize> Content<C, N> {
     fn known(&self) -> Result<&[Vec<i64>; N]> {
         match self.unknown {
             false => Ok(&self.numbers),
-            true => Err(Error::invalid("sequences", "numbers that were overwritten in part", "numbers that are known")
-                .fix("overwrite the sequences again")),
+            true => {
+                Err(Error::invalid(self.argument, "numbers that were overwritten in part", "numbers that are known")
+                    .fix("overwrite them again, by the `overwrite` that has failed"))
+            }
         }
     }
 }
 
 impl<C: NumbersCheck<N>, const N: usize> KnownNumbers<C, N> {
-    /// The numbers that tensors were made of.
-    pub(crate) fn new(numbers: [Vec<i64>; N]) -> Self {
-        Self(Arc::new(Mutex::new(Content { numbers, checks: Vec::new(), unknown: false })))
+    /// The numbers that the tensors of an argument were made of.
+    pub(crate) fn new(argument: &'static str, numbers: [Vec<i64>; N]) -> Self {
+        Self(Arc::new(Mutex::new(Content { argument, numbers, checks: Vec::new(), unknown: false })))
     }
 
     /// Calls `read` with the numbers. Those that were overwritten in part are refused.
@@ -53,31 +87,37 @@ impl<C: NumbersCheck<N>, const N: usize> KnownNumbers<C, N> {
         Ok(read(lock(&self.0).known()?))
     }
 
-    /// Checks the numbers for a plan, and remembers the check for those of a later [overwrite](Self::overwrite).
-    pub(crate) fn require(&self, check: C) -> Result<()> {
+    /// Checks the numbers for a plan, and those of each later [overwrite](Self::overwrite) for as long as what it
+    /// returns is kept: by the plan, whose launches ask whether the numbers are known, and by graphs of them.
+    pub(crate) fn require(&self, check: C) -> Result<Arc<dyn ReplayCheck>> {
         let mut content = lock(&self.0);
         check.check(content.known()?)?;
-        if !content.checks.contains(&check) {
-            content.checks.push(check);
-        }
-        Ok(())
+        let known = content.checks.iter().filter_map(Weak::upgrade).find(|known| **known == check);
+        let check = known.unwrap_or_else(|| {
+            let check = Arc::new(check);
+            // Those of plans and graphs that are gone.
+            content.checks.retain(|known| known.strong_count() > 0);
+            content.checks.push(Arc::downgrade(&check));
+            check
+        });
+        Ok(Arc::new(RequiredNumbers { numbers: self.clone(), _check: check }))
     }
 
-    /// Waits for a stream, then replaces the numbers in tensors of as many INT32, and waits for that. What a plan
-    /// refuses is not replaced. Where writing itself fails, new plans refuse the numbers until they are overwritten again.
-    /// `on_device` says how a tensor holds its numbers.
-    pub(crate) fn overwrite(
+    /// Waits for a stream, then replaces the numbers in tensors of as many elements, and waits for that. What a plan
+    /// refuses is not replaced. Where writing itself fails, plans, launches and replays refuse the numbers until they
+    /// are overwritten again. `on_device` says how a tensor holds its numbers.
+    pub(crate) fn overwrite<E: Element>(
         &self,
         stream: &Stream,
         tensors: [Option<&AnyTensor>; N],
         numbers: [Vec<i64>; N],
-        on_device: impl Fn(&[i64]) -> Vec<i32>,
+        on_device: impl Fn(&[i64]) -> Vec<E>,
     ) -> Result<()> {
         // The content is not locked while the host waits.
         stream.synchronize()?;
         let mut content = lock(&self.0);
-        let mut checks = content.checks.iter();
-        checks.try_for_each(|check| check.check(&numbers)).map_err(for_earlier_plans)?;
+        let mut checks = content.checks.iter().filter_map(Weak::upgrade);
+        checks.try_for_each(|check| check.check(&numbers)).map_err(for_plans)?;
         content.unknown = true;
         for (tensor, numbers) in tensors.into_iter().zip(&numbers) {
             if let Some(tensor) = tensor {
@@ -90,12 +130,12 @@ impl<C: NumbersCheck<N>, const N: usize> KnownNumbers<C, N> {
     }
 }
 
-/// A refusal of numbers that a plan, which may be gone, could not read.
-fn for_earlier_plans(mut why: Error) -> Error {
+/// A refusal of numbers that a plan, or a captured launch of one that is gone, could not read.
+fn for_plans(mut why: Error) -> Error {
     if let Error::Violation(violation) = &mut why {
         violation
             .fix
-            .push_str("; numbers for other tensors than those of the plans so far are for sequences made anew");
+            .push_str("; numbers for other tensors than those of the plans and graphs are for sequences made anew");
     }
     why
 }

@@ -4,6 +4,7 @@
 //! and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::lightning_indexer::{IndexerCall, Parameter, Version, rules};
@@ -14,7 +15,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -147,8 +148,8 @@ impl LightningIndexer {
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-            sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
-            let operation = IndexerOperation { sequences: sequences.clone(), outputs: [indices, values] };
+            let numbers = [sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?];
+            let operation = IndexerOperation { sequences: sequences.clone(), numbers, outputs: [indices, values] };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -198,6 +199,7 @@ pub type IndexerPlan = operation::Plan<IndexerOperation>;
 #[derive(Debug)]
 pub struct IndexerOperation {
     sequences: SparseSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
     /// Indices and scores.
     outputs: [TensorDesc; 2],
 }
@@ -228,6 +230,10 @@ impl Operation for IndexerOperation {
             [(Parameter::SparseIndices, &chosen.indices), (Parameter::SparseValues, &chosen.values)];
         let given = named_tensors(&outputs, &inputs.each(), self.sequences.each(IndexerCall::CONTENTS));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &IndexerPlan, text: &mut fmt::DebugStruct<'_, '_>) {

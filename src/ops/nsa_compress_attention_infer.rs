@@ -4,6 +4,7 @@
 //! [`NsaCompressAttentionPlan`]. Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_compress_attention_infer::{NsaCompressAttentionCall, Parameter, Version, rules};
@@ -14,7 +15,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -132,7 +133,7 @@ impl NsaCompressAttentionInfer {
         let inputs = inputs((query, key, value));
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs)?;
         sequences.on(context)?;
-        let [queries, compressed] = sequences.lengths()?;
+        let ([queries, compressed], fixed) = sequences.lengths()?;
         let [block, stride, select, count] = self.sizes;
         let axes = query.desc().shape;
         let given = NsaCompressAttentionCall {
@@ -168,8 +169,12 @@ impl NsaCompressAttentionInfer {
             let (output, selected) = implied(outputs, query, || too_many_keys(self.sizes[3]))?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-            sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
-            let operation = NsaCompressAttentionOperation { sequences: sequences.clone(), outputs: [output, selected] };
+            let within = sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
+            let operation = NsaCompressAttentionOperation {
+                sequences: sequences.clone(),
+                numbers: [fixed, within],
+                outputs: [output, selected],
+            };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -211,6 +216,7 @@ pub type NsaCompressAttentionPlan = operation::Plan<NsaCompressAttentionOperatio
 #[derive(Debug)]
 pub struct NsaCompressAttentionOperation {
     sequences: SparseSequences,
+    numbers: [Arc<dyn ReplayCheck>; 2],
     /// Attention and selected blocks.
     outputs: [TensorDesc; 2],
 }
@@ -242,6 +248,10 @@ impl Operation for NsaCompressAttentionOperation {
         let table = self.sequences.table(Parameter::BlockTable);
         let given = named_tensors(&outputs, &inputs((query, key, value)), table);
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &NsaCompressAttentionPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -18,7 +18,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::ops::sparse_sequences::{SparseSequences, number, on_device};
-use crate::runtime::{Queue, Stream};
+use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -109,7 +109,7 @@ impl NsaCompressWithCache {
             return Err(Error::invalid("sequences", "padded sequences", "packed ones, or keys in a paged cache")
                 .fix("make them by `SparseSequences::packed`"));
         }
-        let [_, lengths] = sequences.lengths()?;
+        let ([_, lengths], fixed) = sequences.lengths()?;
         let call = NsaCompressCacheCall {
             input: Some(*input.desc()),
             weight: Some(*weight.desc()),
@@ -129,7 +129,7 @@ impl NsaCompressWithCache {
             let target = context.target()?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-            let operation = NsaCompressCacheOperation { problem, sequences: sequences.clone() };
+            let operation = NsaCompressCacheOperation { problem, sequences: sequences.clone(), numbers: [fixed] };
             operation.admits(inputs.slots)?;
             Ok((operation, false))
         })
@@ -207,6 +207,7 @@ pub type NsaCompressCachePlan = operation::Plan<NsaCompressCacheOperation>;
 pub struct NsaCompressCacheOperation {
     problem: NsaCompressCacheProblem,
     sequences: SparseSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
 }
 
 impl NsaCompressCacheOperation {
@@ -244,6 +245,10 @@ impl Operation for NsaCompressCacheOperation {
     ) -> Result<()> {
         let given = named_tensors(&[], &inputs.each(), self.sequences.table(Parameter::BlockTable));
         plan.queue(queue, &given, || self.admits(inputs.slots)).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &NsaCompressCachePlan, text: &mut fmt::DebugStruct<'_, '_>) {

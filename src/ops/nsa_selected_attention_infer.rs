@@ -4,6 +4,7 @@
 //! [`NsaSelectedPlan`]. Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_selected_attention_infer::{NsaSelectedCall, Parameter, Version, rules};
@@ -14,7 +15,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -117,7 +118,7 @@ impl NsaSelectedAttentionInfer {
         let context = query.memory().context();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
-        let [queries, tokens] = sequences.lengths()?;
+        let ([queries, tokens], fixed) = sequences.lengths()?;
         let axes = query.desc().shape;
         let given = NsaSelectedCall {
             query: Some(*query.desc()),
@@ -144,8 +145,8 @@ impl NsaSelectedAttentionInfer {
             let output = implied(call.output, query, || too_many_rows(query))?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-            sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
-            let operation = NsaSelectedOperation { sequences: sequences.clone(), output };
+            let within = sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
+            let operation = NsaSelectedOperation { sequences: sequences.clone(), numbers: [fixed, within], output };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -193,6 +194,7 @@ pub type NsaSelectedPlan = operation::Plan<NsaSelectedOperation>;
 #[derive(Debug)]
 pub struct NsaSelectedOperation {
     sequences: SparseSequences,
+    numbers: [Arc<dyn ReplayCheck>; 2],
     output: TensorDesc,
 }
 
@@ -217,6 +219,10 @@ impl Operation for NsaSelectedOperation {
         let output: (_, &AnyTensor) = (Parameter::Output, output);
         let given = named_tensors(&[output], &inputs.each(), self.sequences.table(Parameter::BlockTable));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &NsaSelectedPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -55,8 +55,21 @@ pub trait Operation: Sealed + Sized {
     /// Returns the check that each replay of a captured launch passes, if replays read what may have changed.
     #[doc(hidden)]
     #[inline]
-    fn replay_check<T: Element>(&self, _inputs: &Self::Inputs<'_, T>) -> Option<Box<dyn ReplayCheck>> {
+    fn replay_check<T: Element>(&self, _inputs: &Self::Inputs<'_, T>) -> Option<Arc<dyn ReplayCheck>> {
         None
+    }
+
+    /// Returns the checks of numbers on the device that the plan has made, and that the host can replace.
+    #[doc(hidden)]
+    #[inline]
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &[]
+    }
+
+    /// Queues zeros for the rows of new outputs that a launch leaves as they are, if there are any.
+    #[doc(hidden)]
+    fn clear_unwritten<T: Element>(&self, _: &Stream, _output: &Self::Output<T>) -> Result<()> {
+        Ok(())
     }
 
     /// Checks what the contents of a launch's inputs show, mostly by [`Plan::lint_contents`]. By default nothing.
@@ -220,6 +233,9 @@ impl<O: Operation> Plan<O> {
             false => Ok(()),
         };
         let mut output = queue.note(room.and_then(|()| self.output()))?;
+        if let Some(stream) = queue.stream() {
+            self.operation.clear_unwritten(stream, &output)?;
+        }
         self.add(queue, &inputs, &mut output)?;
         Ok(output)
     }
@@ -306,7 +322,9 @@ impl<O: Operation> Plan<O> {
 
     fn add<T: Element>(&self, queue: &impl Queue, inputs: &O::Inputs<'_, T>, output: &mut O::Output<T>) -> Result<()> {
         let outcome = self.operation.launch(self, queue, inputs, output);
-        queue.before_replays(|| self.operation.replay_check(inputs));
+        queue.before_replays(|| {
+            self.operation.replay_check(inputs).into_iter().chain(self.operation.numbers().iter().cloned())
+        });
         queue.note(outcome)
     }
 
@@ -320,7 +338,8 @@ impl<O: Operation> Plan<O> {
         admits: impl FnOnce() -> Result<()>,
     ) -> Result<Result<()>> {
         let checked = self.call.check(queue, tensors);
-        let checked = checked.and_then(|checked| admits().map(|()| checked));
+        let numbers = || self.operation.numbers().iter().try_for_each(|numbers| numbers.admits_replay());
+        let checked = checked.and_then(|checked| admits().and_then(|()| numbers()).map(|()| checked));
         if !case_file::is_on() || self.call.is_idle() {
             return checked.map(|checked| checked.launch());
         }

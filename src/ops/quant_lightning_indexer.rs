@@ -5,6 +5,7 @@
 //! Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::quant_lightning_indexer::{Parameter, QuantIndexerCall, Version, rules};
@@ -15,7 +16,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -138,8 +139,8 @@ impl QuantLightningIndexer {
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-            sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
-            let operation = QuantIndexerOperation { sequences: sequences.clone(), indices };
+            let numbers = [sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?];
+            let operation = QuantIndexerOperation { sequences: sequences.clone(), numbers, indices };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -196,6 +197,7 @@ pub type QuantIndexerPlan = operation::Plan<QuantIndexerOperation>;
 #[derive(Debug)]
 pub struct QuantIndexerOperation {
     sequences: SparseSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
     indices: TensorDesc,
 }
 
@@ -221,6 +223,10 @@ impl Operation for QuantIndexerOperation {
         let output: (_, &AnyTensor) = (Parameter::SparseIndices, indices);
         let given = named_tensors(&[output], &inputs.each(), self.sequences.each(QuantIndexerCall::CONTENTS));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &QuantIndexerPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -4,6 +4,7 @@
 //! [`RecurrentDeltaPlan`].
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::recurrent_gated_delta_rule::{Parameter, RecurrentDeltaCall, Version, rules};
@@ -14,7 +15,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -132,8 +133,8 @@ impl RecurrentGatedDeltaRule {
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = DeltaLints::Recurrent { shared: &rules::SHARED };
-            sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
-            let operation = RecurrentDeltaOperation { sequences: sequences.clone(), out };
+            let numbers = [sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?];
+            let operation = RecurrentDeltaOperation { sequences: sequences.clone(), numbers, out };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -171,6 +172,7 @@ pub type RecurrentDeltaPlan = operation::Plan<RecurrentDeltaOperation>;
 #[derive(Debug)]
 pub struct RecurrentDeltaOperation {
     sequences: DeltaSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
     out: TensorDesc,
 }
 
@@ -196,6 +198,14 @@ impl Operation for RecurrentDeltaOperation {
         let sequences = self.sequences.each(RecurrentDeltaCall::CONTENTS);
         let given = named_tensors(&[output], &[], inputs.each().chain(sequences));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
+    }
+
+    fn clear_unwritten<T: Element>(&self, stream: &Stream, out: &Tensor<T>) -> Result<()> {
+        self.sequences.clear_rest(stream, out)
     }
 
     fn describe(&self, _: &RecurrentDeltaPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -4,6 +4,7 @@
 //! Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::sparse_flash_attention::{Parameter, SparseFlashCall, Version, rules};
@@ -14,7 +15,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -167,8 +168,8 @@ impl SparseFlashAttention {
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-            sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
-            let operation = SparseFlashOperation { sequences: sequences.clone(), out, softmax };
+            let numbers = [sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?];
+            let operation = SparseFlashOperation { sequences: sequences.clone(), numbers, out, softmax };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -251,6 +252,7 @@ pub type SparseFlashPlan = operation::Plan<SparseFlashOperation>;
 #[derive(Debug)]
 pub struct SparseFlashOperation {
     sequences: SparseSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
     out: TensorDesc,
     /// Of maximum and sum.
     softmax: TensorDesc,
@@ -286,6 +288,10 @@ impl Operation for SparseFlashOperation {
         ];
         let given = named_tensors(&outputs, &inputs.each(), self.sequences.each(SparseFlashCall::CONTENTS));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &SparseFlashPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -8,7 +8,7 @@ use ascend_spec::ops::sparse_sequences::{TokenLayout, checked_contents, unusual_
 
 use crate::error::{Error, Result};
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
-use crate::runtime::{Context, Stream};
+use crate::runtime::{Context, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 /// The query rows and keys of each sequence and, for a paged cache, its blocks.
@@ -30,6 +30,9 @@ pub struct SparseSequences {
     /// Lengths as the layouts have them, and the block table, where -1 is no block.
     content: KnownNumbers<ContentCheck, 3>,
 }
+
+/// The query rows and the keys of each sequence, and the check that keeps others out.
+type FixedLengths = ([Vec<i64>; 2], Arc<dyn ReplayCheck>);
 
 /// What a plan requires of the numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,11 +113,11 @@ impl SparseSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, longer rows, sequences whose
     /// keys are not in a paged cache, and other lengths than those of a plan that has them among its arguments, as
     /// those of native sparse attention; [`Error::Violation`] for what a plan refuses that was made of the sequences or
-    /// of a clone of them, also of one that was dropped, since its launches may be captured. Nothing is replaced then.
+    /// of a clone of them, or a captured launch of such a plan, for as long as the plan or the graph is there. Nothing
+    /// is replaced then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
-    /// [`Stream::synchronize`]. Where writing itself fails, nothing is planned with the sequences until they are
-    /// overwritten again; launches and replays of earlier plans read what is there, and have to wait. No other thread
-    /// may queue work meanwhile that reads them.
+    /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
+    /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(
         &self,
         stream: &Stream,
@@ -157,7 +160,7 @@ impl SparseSequences {
             Ok::<_, Error>(tensor)
         };
         let tensors = [upload(&queries)?, upload(&keys)?];
-        let content = KnownNumbers::new([queries, keys, table]);
+        let content = KnownNumbers::new("sequences", [queries, keys, table]);
         Ok(Self { layouts, tensors, block_table: None, content })
     }
 
@@ -180,15 +183,14 @@ impl SparseSequences {
     }
 
     /// The query rows and the keys of each sequence, as the arguments of operators that read them on the host. They
-    /// cannot be overwritten from now on.
-    pub(crate) fn lengths(&self) -> Result<[Vec<i64>; 2]> {
+    /// cannot be overwritten by others for as long as the check is kept.
+    pub(crate) fn lengths(&self) -> Result<FixedLengths> {
         let (lengths, fixed) = self.content.read(|numbers| {
             let wide = |lengths: Vec<usize>| lengths.into_iter().map(|length| length as i64).collect();
             let [queries, keys, _] = numbers.clone();
             (lengths_of(self.layouts, numbers).map(wide), [queries, keys])
         })?;
-        self.content.require(ContentCheck::Fixed(fixed))?;
-        Ok(lengths)
+        Ok((lengths, self.content.require(ContentCheck::Fixed(fixed))?))
     }
 
     /// Calls `read` with what the tensors hold: query rows and keys, as ends where they are packed, and the block
@@ -220,15 +222,15 @@ impl SparseSequences {
     }
 
     /// Checks the numbers for a call: by the rule `within` whether its tensors have room for them, and by `lints`, but
-    /// for the `allowed` ones, whether query rows belong to no sequence or have no keys. Remembers the check for the
-    /// numbers of a later [overwrite](Self::overwrite).
+    /// for the `allowed` ones, whether query rows belong to no sequence or have no keys. For as long as what it returns
+    /// is kept, the numbers of each [overwrite](Self::overwrite) are checked, too.
     pub(crate) fn check(
         &self,
         sequences: &ascend_spec::ops::sparse_sequences::SparseSequences,
         within: &'static Rule,
         lints: impl Into<Option<[&'static Rule; 2]>>,
         allowed: &[&str],
-    ) -> Result<()> {
+    ) -> Result<Arc<dyn ReplayCheck>> {
         let lints = lints.into().map_or([None; 2], |lints| lints.map(Some));
         let unusual = lints.map(|lint| lint.filter(|lint| !allowed.contains(&lint.id)));
         self.content.require(ContentCheck::Within { sequences: *sequences, within, unusual })

@@ -112,9 +112,9 @@ pub(crate) trait LaunchQueue {
     #[inline]
     fn keep_object(&self, _object: impl FnOnce() -> Arc<dyn ReplayedObject>) {}
 
-    /// Adds the check of a launch's tensors to those that replays pass; a launch that runs now needs none.
+    /// Adds checks of a launch's tensors to those that replays pass; a launch that runs now needs none.
     #[inline]
-    fn before_replays(&self, _check: impl FnOnce() -> Option<Box<dyn ReplayCheck>>) {}
+    fn before_replays<I: IntoIterator<Item = Arc<dyn ReplayCheck>>>(&self, _checks: impl FnOnce() -> I) {}
 }
 
 impl LaunchQueue for Stream {

@@ -144,3 +144,146 @@ fn blocks_of_sequences_are_overwritten() {
     refused(sequences.overwrite(&stream, &[vec![3, 2, 1], vec![]], &[4, 0]), "at most 2");
     assert_eq!(gathered(&gather), gathered(&fresh));
 }
+
+#[test]
+fn rows_behind_the_last_token_of_overwritten_sequences_are_zeros() {
+    // Memory is handed out full of NaN.
+    #[cfg(feature = "emulation")]
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
+    let (key, value, beta) = (rising(&stream, &[4, 1, 8]), rising(&stream, &[4, 2, 4]), rising(&stream, &[4, 2]));
+    let inputs = DeltaTensors::new((&key, &key, &value), &beta);
+    let states = DeltaStates::zeroed::<bf16>(stream.device(), 6, 2, 4, 8).unwrap();
+    let sequences = DeltaSequences::of_slots(&stream, &[[0, 1], [2, 3]]).unwrap();
+    let plan = RecurrentGatedDeltaRule::new(0.5).plan(&sequences, (inputs, &states)).unwrap();
+    for tokens in [4usize, 3, 0, 1] {
+        let mut rows = [vec![0, 1], vec![2, 3]];
+        rows[1].truncate(tokens.saturating_sub(2));
+        rows[0].truncate(tokens);
+        sequences.overwrite(&stream, &rows).unwrap();
+        let out = plan.launch(&stream, (inputs, &states)).unwrap().download(&stream).unwrap();
+        assert!(out[tokens * 8..].iter().all(|number| *number == bf16::ZERO), "{tokens}");
+        assert!(out[..tokens * 8].iter().any(|number| *number != bf16::ZERO) || tokens == 0);
+    }
+
+    let Some(stream) = crate::causal_conv1d::stream() else { return };
+    let (x, weight, pool) = (rising(&stream, &[5, 16]), rising(&stream, &[4, 16]), rising(&stream, &[3, 3, 16]));
+    let of = |rows, line| ConvSequence { rows, line, continues: true };
+    let sequences = ConvSequences::new(&stream, &[of(2, Some(0)), of(3, Some(1))]).unwrap();
+    let plan = CausalConv1d::new().plan(&sequences, (&x, &weight, &pool)).unwrap();
+    sequences.overwrite(&stream, &[of(2, Some(0)), of(3, None)]).unwrap();
+    let y = plan.launch(&stream, (&x, &weight, &pool)).unwrap().download(&stream).unwrap();
+    assert!(y[..32].iter().any(|number| *number != bf16::ZERO));
+    assert!(y[32..].iter().all(|number| *number == bf16::ZERO));
+}
+
+/// What was overwritten in part is refused by whatever would read it, until it is overwritten again.
+#[cfg(feature = "emulation")]
+#[test]
+fn numbers_that_were_overwritten_in_part_are_refused_until_they_are_overwritten_again() {
+    use ascend_attention::scatter::{ScatterPaKvCache, SlotMapping};
+    use ascend_emu::{Site, inject};
+
+    if harness::on_npu() {
+        return;
+    }
+    let stream = harness::stream();
+    let cache = rising(&stream, &[4, 2, 1, 16]);
+    let sequences = SequenceBlocks::new(&stream, &[vec![0, 1], vec![2]], &[3, 1], 4, 2).unwrap();
+    let gather = GatherPaKvCache::new().plan(&sequences, (&cache, &cache)).unwrap();
+    let mut out = gather.output::<bf16>().unwrap();
+    let (mut graph, ()) =
+        Graph::capture(stream.device(), (), |capture, (): &()| gather.launch_into(capture, (&cache, &cache), &mut out))
+            .unwrap();
+    let key = rising(&stream, &[2, 1, 16]);
+    let slots = SlotMapping::new(&stream, &[0, 1], 8).unwrap();
+    let scatter = ScatterPaKvCache::new().plan((&key, &slots, &cache)).unwrap();
+    let (mut written, ()) =
+        Graph::capture(stream.device(), (), |capture, (): &()| scatter.launch(capture, (&key, &slots, &cache)))
+            .unwrap();
+    let mut all = || {
+        let (update, other) = (graph.update(), written.update());
+        [
+            gather.launch(&stream, (&cache, &cache)).map(drop),
+            graph.launch(&stream, update),
+            scatter.launch(&stream, (&key, &slots, &cache)),
+            written.launch(&stream, other),
+            GatherPaKvCache::new().plan(&sequences, (&cache, &cache)).map(drop),
+        ]
+    };
+    for outcome in all() {
+        outcome.unwrap();
+    }
+    // The blocks are there, and the lengths are not.
+    let fault = inject(Site::Memcpy, 2, 207_001);
+    assert!(sequences.overwrite(&stream, &[vec![3], vec![0, 2]], &[1, 3]).is_err());
+    drop(fault);
+    let fault = inject(Site::Memcpy, 1, 207_001);
+    assert!(slots.overwrite(&stream, &[4, 5]).is_err());
+    drop(fault);
+    for outcome in all() {
+        refused(outcome, "overwritten in part");
+    }
+    slots.overwrite(&stream, &[4, 5]).unwrap();
+    sequences.overwrite(&stream, &[vec![3], vec![0, 2]], &[1, 3]).unwrap();
+    for outcome in all() {
+        outcome.unwrap();
+    }
+    stream.synchronize().unwrap();
+}
+
+/// Of a table those rows alone are refused whose overwriting has failed.
+#[cfg(feature = "emulation")]
+#[test]
+fn rows_of_a_table_that_were_overwritten_in_part_are_refused_until_they_are_overwritten_again() {
+    use ascend_attention::attention::{BlockTable, Inputs};
+    use ascend_attention::{FusedInferAttention, Layout};
+    use ascend_emu::{Site, inject};
+
+    if harness::on_npu() {
+        return;
+    }
+    let stream = harness::stream();
+    let (cache, query) = (rising(&stream, &[4, 16, 64]), rising(&stream, &[1, 1, 64]));
+    let all = BlockTable::from_rows(&stream, &[[0, 1], [2, 3]], 16).unwrap();
+    let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1).kv_heads(1).actual_seq_lengths_kv([20]);
+    let parts = [all.rows(0..1).unwrap(), all.rows(1..2).unwrap()];
+    let [first, second] = parts.each_ref().map(|part| Inputs::new(&query, &cache, &cache).paged(part));
+    let plan = call.plan(first).unwrap();
+    let fault = inject(Site::Memcpy, 1, 207_001);
+    assert!(parts[1].overwrite(&stream, &[[0, 1]]).is_err());
+    drop(fault);
+    plan.launch(&stream, first).unwrap();
+    refused(plan.launch(&stream, second), "overwritten in part");
+    // Plans do not read the table.
+    call.plan(second).unwrap();
+    parts[0].overwrite(&stream, &[[1, 0]]).unwrap();
+    refused(plan.launch(&stream, second), "overwritten in part");
+    all.overwrite(&stream, &[[0, 1], [3, 2]]).unwrap();
+    plan.launch(&stream, second).unwrap();
+    stream.synchronize().unwrap();
+}
+
+/// A check is kept for as long as its plan, or a graph of the plan's launches.
+#[test]
+fn plans_that_are_gone_require_nothing_of_the_numbers() {
+    let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
+    let (key, value, beta) = (rising(&stream, &[1, 1, 8]), rising(&stream, &[1, 2, 4]), rising(&stream, &[1, 2]));
+    let inputs = DeltaTensors::new((&key, &key, &value), &beta);
+    let pool = |slots| DeltaStates::zeroed::<bf16>(stream.device(), slots, 2, 4, 8).unwrap();
+    let sequences = DeltaSequences::of_slots(&stream, &[[0]]).unwrap();
+    let rule = RecurrentGatedDeltaRule::new(0.5);
+    let (small, large) = (pool(3), pool(9));
+    let plan = rule.plan(&sequences, (inputs, &small)).unwrap();
+    refused(sequences.overwrite(&stream, &[[5]]), "slot 5");
+    let out = plan.output::<bf16>().unwrap();
+    let (graph, ()) = Graph::capture(stream.device(), (), |capture, (): &()| {
+        plan.launch_into(capture, (inputs, &small), &mut out.clone())
+    })
+    .unwrap();
+    drop(plan);
+    refused(sequences.overwrite(&stream, &[[5]]), "slot 5");
+    drop(graph);
+    sequences.overwrite(&stream, &[[5]]).unwrap();
+    rule.plan(&sequences, (inputs, &large)).unwrap();
+}

@@ -258,7 +258,7 @@ fn replays_in_a_row_read_their_own_lengths() {
 fn wrong_orders_are_refused_by_name() {
     let stream = harness::stream();
     let (mut graph, varying) = captured(&stream, 2);
-    let (other, foreign) = captured(&stream, 1);
+    let (mut other, foreign) = captured(&stream, 1);
     let kv = keys(&[5, 6, 7]);
     // Forgotten.
     let error = graph.launch(&stream, graph.update()).unwrap_err();
@@ -283,9 +283,14 @@ fn wrong_orders_are_refused_by_name() {
     let output = &graph.buffers().layers[1].output;
     let output = output.attention.download(&stream).unwrap();
     assert!(output.iter().all(|x| x.is_nan()));
+    // A borrowed update is there after a refusal, for one replay.
     let update = graph.update().lengths(varying, per(&kv)).unwrap();
-    graph.launch(&stream, update).unwrap();
+    assert_eq!(rule(other.launch(&stream, &update).unwrap_err()), &rules::GRAPH_UPDATE);
+    graph.launch(&stream, &update).unwrap();
+    assert_eq!(rule(graph.launch(&stream, &update).unwrap_err()), &rules::GRAPH_UPDATE);
     stream.synchronize_timeout(LIMIT).unwrap();
+    let output = &graph.buffers().layers[1].output;
+    assert!(output.attention.download(&stream).unwrap().iter().all(|x| x.is_finite()));
 }
 
 /// 15486: workspace taken for shorter keys than those that come later. Longer ones than declared are refused.

@@ -162,7 +162,7 @@ impl<T: Element> Attention<T> {
     ///
     /// # Errors
     /// As for [`of_groups`](Self::of_groups), where the linear layers are a group too: a model has at least one layer
-    /// of attention and one of linear attention.
+    /// of attention, over whose cache its sequences are counted, and one of linear attention.
     pub fn of_hybrid(
         layers: usize,
         groups: impl IntoIterator<Item = LayerGroup<T>>,
@@ -195,6 +195,15 @@ impl<T: Element> Attention<T> {
         if states.is_some() && T::DTYPE != DType::Bf16 {
             let given = format_args!("layers of linear attention of {}", T::DTYPE);
             return Err(rules::STATE_TYPE.broken(given, DType::Bf16));
+        }
+        if groups.is_empty() && states.is_some() {
+            return Err(Violation::new(
+                &rules::GROUP_LAYERS,
+                format_args!("{} layers of linear attention, and no group of layers of attention", linear.len()),
+                "one group of layers of attention or more, whose cache counts the tokens of a sequence",
+                "give the layers of attention that the model has as a `LayerGroup`; where it has none, call the operators \
+                 of linear attention (`recurrent_delta_rule`, `chunk_delta_rule`) directly",
+            ));
         }
         let named = groups.iter().fold(linear.len(), |sum, group| sum.saturating_add(group.layers.len()));
         if named != layers || groups.is_empty() || layers.max(groups.len()) > most {
@@ -501,8 +510,9 @@ impl<T: Element> Attention<T> {
     /// layers of linear attention [`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED),
     /// [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) for a sequence without a state,
     /// [`STATE_POOL`](crate::rules::STATE_POOL) for one of another pool,
-    /// [`STATE_TORN`](crate::rules::STATE_TORN) for one that a step has written in some layers alone, and
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream than the pool's.
+    /// [`STATE_TORN`](crate::rules::STATE_TORN) for one that a step has written in some layers alone,
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) for one that a step in progress writes, and
+    /// [`STATE_STREAM`](crate::rules::STATE_STREAM) for another stream than the pool's.
     pub fn grow(&mut self, stream: &Stream, sequence: &mut Sequence, tokens: usize) -> Result<()> {
         self.check_sequence(sequence)?;
         self.groups.iter().try_for_each(|group| group.cache.admits(stream))?;

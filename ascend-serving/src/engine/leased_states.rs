@@ -80,8 +80,7 @@ impl LeasedStates {
     /// Notes the outcome of a call that writes states. One that is refused has queued nothing; of any other the device
     /// may run some, where it failed too.
     pub(crate) fn note_call<R>(&mut self, outcome: Result<R>) -> Result<R> {
-        use ascend_attention::Error as Call;
-        if !matches!(outcome, Err(Error::Violation(_) | Error::Attention(Call::Capturing { .. }))) {
+        if !outcome.as_ref().is_err_and(Error::is_refusal) {
             self.begin_write();
         }
         outcome

@@ -12,7 +12,7 @@ use ascend_attention::spec::ops::delta_rule::MOST_TOKENS;
 use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
-use crate::kv::{StateLease, StatePool, state_in};
+use crate::kv::{StateLease, StatePool, slots_of_tokens, state_in};
 
 /// Neighbouring requests of a step that one call computes.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl DeltaRun {
                 let plan = match plan {
                     Some(plan) => Arc::clone(plan),
                     None => {
-                        let slots: Vec<usize> = slots.iter().copied().cycle().take(rows.len()).collect();
+                        let slots = slots_of_tokens(slots, rows.len());
                         let given = DeltaRows::of(tensors, rows.clone())?;
                         Arc::clone(plan.insert(Arc::new(recurrent(pool, stream, &[slots], &given, states)?)))
                     }

@@ -70,11 +70,8 @@ impl<T: Element> NativeStep<'_, T> {
     /// the operators for what they do not take, such as sequences of more than 8192 compressed tokens. Nothing is
     /// written then.
     pub fn forward(&mut self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<NativeBranches<T>> {
-        let axes = [self.metadata.tokens(), self.native.shape.heads, VALUE];
-        let branch = || Tensor::empty(self.stream.device(), axes);
-        let mut branches = NativeBranches::from((branch()?, branch()?, branch()?));
-        self.forward_into(layer, tensors, &mut branches)?;
-        Ok(branches)
+        let outcome = self.queue_layer(layer, tensors, None);
+        self.layers.note_outcome(layer, outcome)
     }
 
     /// As [`forward`](Self::forward), with output tensors of the caller, such as those of an earlier step of as many
@@ -90,15 +87,21 @@ impl<T: Element> NativeStep<'_, T> {
         tensors: NativeTensors<'_, T>,
         branches: &mut NativeBranches<T>,
     ) -> Result<()> {
-        let outcome = self.queue_layer(layer, tensors, branches);
-        self.layers.note_outcome(layer, outcome)
+        let outcome = self.queue_layer(layer, tensors, Some(branches));
+        self.layers.note_outcome(layer, outcome).map(drop)
     }
 
-    fn queue_layer(&mut self, layer: usize, tensors: NativeTensors<'_, T>, branches: &NativeBranches<T>) -> Result<()> {
+    /// Queues a layer with branches of the caller, or with new ones, which are made behind all checks.
+    fn queue_layer(
+        &mut self,
+        layer: usize,
+        tensors: NativeTensors<'_, T>,
+        into: Option<&NativeBranches<T>>,
+    ) -> Result<NativeBranches<T>> {
         self.layers.check_not_repeated(layer)?;
         self.check(layer, tensors)?;
         let views = self.native.views(layer)?;
-        self.check_branches(branches, tensors, &views)?;
+        into.map_or(Ok(()), |branches| self.check_branches(branches, tensors, &views))?;
         let Self { native, stream, metadata, .. } = self;
         let NativeTensors { query, key, value, .. } = tensors;
         let (write, plan) = match &self.planned {
@@ -109,10 +112,16 @@ impl<T: Element> NativeStep<'_, T> {
                 self.planned.insert((write, plan))
             }
         };
+        let branch = || Tensor::empty(stream.device(), [metadata.tokens(), native.shape.heads, VALUE]);
+        let branches = match into {
+            Some(branches) => branches.clone(),
+            None => NativeBranches::from((branch()?, branch()?, branch()?)),
+        };
         self.layers.begin_write();
         native.cache.write(stream, write, layer, key, value)?;
         plan.compress(stream, &views, tensors)?;
-        plan.attend(stream, &views, query, branches)
+        plan.attend(stream, &views, query, &branches)?;
+        Ok(branches)
     }
 
     /// The rows that tensors of the step have.

@@ -189,10 +189,7 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`SparseFlashAttention::plan`]: ascend_attention::sparse_flash::SparseFlashAttention::plan
     /// [`KvQuantSparseFlashAttention::plan`]: ascend_attention::quant_sparse_flash::KvQuantSparseFlashAttention::plan
     pub fn forward(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
-        let rows = [self.metadata.tokens(), self.sparse.shape.heads, LATENT];
-        let mut output = Tensor::empty(self.stream.device(), rows)?;
-        self.forward_into(layer, inputs, &mut output)?;
-        Ok(output)
+        self.forward_to(layer, inputs, None)
     }
 
     /// As [`forward`](Self::forward), with an output tensor of the caller.
@@ -202,14 +199,29 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads or
     /// writes. Nothing is written then.
     pub fn forward_into(&mut self, layer: usize, inputs: SparseTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
-        let outcome = self.queue_layer(layer, inputs, output);
+        self.forward_to(layer, inputs, Some(output)).map(drop)
+    }
+
+    fn forward_to(
+        &mut self,
+        layer: usize,
+        inputs: SparseTensors<'_, T>,
+        into: Option<&Tensor<T>>,
+    ) -> Result<Tensor<T>> {
+        let outcome = self.queue_layer(layer, inputs, into);
         if outcome.is_ok() {
             self.indexers.note_read(inputs.choice);
         }
         self.layers.note_outcome(layer, outcome)
     }
 
-    fn queue_layer(&mut self, layer: usize, inputs: SparseTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
+    /// Queues a layer with an output of the caller, or with a new one, which is made behind all checks.
+    fn queue_layer(
+        &mut self,
+        layer: usize,
+        inputs: SparseTensors<'_, T>,
+        into: Option<&Tensor<T>>,
+    ) -> Result<Tensor<T>> {
         let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
         self.layers.check_not_repeated(layer)?;
         self.indexers.check_choice(choice, layer, self.layers.is_last(layer))?;
@@ -226,7 +238,10 @@ impl<T: Element> SparseStep<'_, T> {
             ("the cache", &cache.value),
         ];
         let stored = quantised.iter().map(|quantised| ("the cache", quantised.key()));
-        rows.check_output("output", output, [self.sparse.shape.heads, LATENT], own.into_iter().chain(stored))?;
+        let heads = self.sparse.shape.heads;
+        if let Some(output) = into {
+            rows.check_output("output", output, [heads, LATENT], own.into_iter().chain(stored))?;
+        }
         let SparseLatent { latents, shape, .. } = &mut *self.sparse;
         let planned = match &self.attends {
             Some(planned) => planned,
@@ -237,9 +252,14 @@ impl<T: Element> SparseStep<'_, T> {
                 self.attends.insert(Planned { call, write })
             }
         };
+        let mut output = match into {
+            Some(output) => output.clone(),
+            None => Tensor::empty(self.stream.device(), [self.metadata.tokens(), heads, LATENT])?,
+        };
         self.layers.begin_write();
         latents.write(self.stream, &planned.write, layer, latent, key_rope)?;
-        planned.call.launch_into(self.stream, latents, layer, inputs, output)
+        planned.call.launch_into(self.stream, latents, layer, inputs, &mut output)?;
+        Ok(output)
     }
 
     fn rows(&self) -> SparseRows<'_> {

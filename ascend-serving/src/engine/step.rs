@@ -59,7 +59,7 @@ impl<T: Element> Attention<T> {
     /// [`STATE_POOL`](crate::rules::STATE_POOL) for a state of another pool,
     /// [`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED) where a state was forked after its growth and there is no
     /// slot for a copy, [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a step that is not causal,
-    /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another stream than the pool's.
+    /// [`STATE_STREAM`](crate::rules::STATE_STREAM) for another stream than the pool's.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<Step<'a, T>> {
         metadata.check_groups(self.groups.len())?;
         check_deterministic(self.deterministic, stream.device())?;

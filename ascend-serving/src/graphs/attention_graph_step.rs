@@ -15,7 +15,7 @@ use crate::rules;
 
 use super::captured_group::CapturedGroup;
 use super::graph_pool::GraphStep;
-use super::graph_tensors::GraphTensors;
+use super::graph_tensors::{GraphTensors, check_captured};
 use super::linear_buffers::{LinearGraphTensors, SizeBuffers};
 use super::linear_replay::{LinearPlace, LinearReplay, ReplayedRows};
 
@@ -67,7 +67,7 @@ impl<'a> CapturedLayers<'a> {
     }
 
     /// Refuses a mask and sinks other than those of the capture.
-    fn check_captured<T: Element>(self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<(), Violation> {
+    fn check_inputs<T: Element>(self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<(), Violation> {
         let captured = self.place(layer).and_then(|place| {
             let group = self.groups.get(place.group)?;
             group.mask(place.layer)
@@ -83,25 +83,18 @@ impl<'a> CapturedLayers<'a> {
                  `Attention::capture_layers`",
             ));
         }
+        // Left out, the graph has those of the capture.
         let Some(given) = inputs.learnable_sink else {
             return Ok(());
         };
         let own = self.sinks.get(layer).and_then(Option::as_ref);
-        let same = |own: &AnyTensor| own.as_raw() == given.as_raw() && own.desc() == given.desc();
-        if own.is_some_and(same) {
-            return Ok(());
-        }
-        Err(Violation::new(
-            &rules::GRAPH_INPUTS,
-            format_args!("sinks {:?} in layer {layer}", given.shape()),
-            match own {
-                Some(_) => "the tensor of sinks that the layer was captured with, or none",
-                None => "no sinks, as the layer was captured",
-            },
-            "give the sinks to `GraphLimits::learnable_sinks` at the capture, and copy other numbers into that tensor",
-        ))
+        check_captured(("learnable_sink", format_args!("layer {layer}")), Some(given), own, SINKS_FIX)
     }
 }
+
+/// How to bring the sinks of a captured layer.
+const SINKS_FIX: &str = "leave the sinks out, or bring the tensor that `GraphLimits::learnable_sinks` got for the \
+     layer; for other sinks copy them into that tensor, and for sinks of layers without them capture again";
 
 impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// Query tokens of the captured size, padding included.
@@ -280,7 +273,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     fn forward_attention(&mut self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<&Tensor<T>> {
         let tensors = self.of(layer)?;
         self.step.admits(layer)?;
-        self.layers.check_captured(layer, inputs)?;
+        self.layers.check_inputs(layer, inputs)?;
         inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
         let is_latent = tensors.query_rope.is_some();
         let query_rope = inputs.absorbed_rope(layer, is_latent, &rules::GRAPH_INPUTS)?;

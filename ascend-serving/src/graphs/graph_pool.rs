@@ -323,7 +323,7 @@ impl<B> fmt::Debug for GraphPool<B> {
 pub struct GraphStep<'a, B> {
     buffers: &'a B,
     graphs: &'a mut [Graph<Arc<B>>],
-    /// The update of each layer; `None` once the layer was replayed.
+    /// The update of each layer; `None` once the layer was replayed, or its replay failed.
     updates: Vec<Option<Update>>,
     stream: &'a Stream,
     layers: QueuedLayers,
@@ -379,8 +379,8 @@ impl<'a, B> GraphStep<'a, B> {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
-    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step; as for
-    /// [`Graph::launch`].
+    /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for one that was replayed in this step, and one whose
+    /// launch has failed; as for [`Graph::launch`]. A launch that a rule has refused can be repeated.
     pub fn launch(&mut self, layer: usize) -> Result<()> {
         let outcome = self.launch_layer(layer);
         self.layers.note_outcome(layer, outcome)
@@ -393,13 +393,17 @@ impl<'a, B> GraphStep<'a, B> {
             return Err(no_layer(layer, layers));
         };
         self.layers.check_not_repeated(layer)?;
-        let Some(update) = update.take() else {
+        let Some(lengths) = &*update else {
             return Err(rules::STEP_LAYER_REPEATED
                 .broken(format_args!("layer {layer}, whose launch failed in this step"), "a step that is begun again")
                 .into());
         };
-        self.layers.begin_write();
-        Ok(graph.launch(self.stream, update)?)
+        let launched = graph.launch(self.stream, lengths).map_err(Error::from);
+        if !launched.as_ref().is_err_and(Error::is_refusal) {
+            *update = None;
+            self.layers.begin_write();
+        }
+        launched
     }
 }
 

@@ -1,5 +1,7 @@
 //! The tensors that captured layers read and write.
 
+use std::fmt;
+
 use ascend_attention::attention::BlockTable;
 use ascend_attention::mask::HostMask;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
@@ -9,6 +11,7 @@ use crate::backends::{LatentForm, LatentTensors, Recorded, StepProgram, size};
 use crate::engine::{LayerInputs, names_of_keys};
 use crate::error::{Error, Result};
 use crate::kv::{ChannelQuantiser, LayerCache, QuantisedLayer};
+use crate::rules;
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
 /// each. All layers of a group and size have the same tensors. Over latents `query` holds absorbed queries, `key`
@@ -65,6 +68,30 @@ impl<T: Element> GraphTensors<T> {
 pub(crate) fn zeros<T: Element>(device: &Device, shape: [usize; 3]) -> Result<Tensor<T>> {
     let elements = shape.iter().fold(1usize, |product, axis| product.saturating_mul(*axis));
     Ok(Tensor::from_buffer(&device.alloc_zeroed::<T>(elements)?, shape)?)
+}
+
+/// Refuses a tensor of this name and place that is not the one which the graph reads.
+pub(super) fn check_captured(
+    (name, place): (&str, impl fmt::Display),
+    given: Option<&AnyTensor>,
+    captured: Option<&AnyTensor>,
+    fix: &'static str,
+) -> Result<(), Violation> {
+    let is_same = match (given, captured) {
+        (Some(given), Some(captured)) => given.as_raw() == captured.as_raw() && given.desc() == captured.desc(),
+        (given, captured) => given.is_none() && captured.is_none(),
+    };
+    if is_same {
+        return Ok(());
+    }
+    let text =
+        |tensor: Option<&AnyTensor>| tensor.map_or_else(|| "none".to_owned(), |tensor| tensor.desc().to_string());
+    Err(Violation::new(
+        &rules::GRAPH_INPUTS,
+        format_args!("{name} {} in {place}", text(given)),
+        format_args!("the tensor that the layer was captured with: {}", text(captured)),
+        fix,
+    ))
 }
 
 /// Copies inputs of a layer, each with its name, to the first rows of the graph's tensors. An input that is these rows

@@ -49,6 +49,7 @@ pub(super) type ConvolutionWeights = (AnyTensor, Option<AnyTensor>);
 ///     let mut step = graphs.begin(&stream, &mut metadata)?;
 ///     let convolved = step.convolve(0, (&mixed, &weight))?.narrow(0, 0..1)?;
 ///     let part = |from: usize| convolved.narrow(1, from..from + 16)?.contiguous(&stream)?.reshape([1, 1, 16]);
+///     // Here a model normalises queries and keys, each head to length 1: neither graph nor operator does.
 ///     let (query, key, value) = (part(0)?, part(16)?, part(32)?);
 ///     let output = step.forward(0, DeltaTensors::new((&query, &key, &value), &beta).g(&decay))?;
 ///     assert_eq!(output.shape(), [1, 1, 16]);

@@ -11,7 +11,7 @@ use crate::kv::{StatePool, no_layer};
 use crate::rules;
 
 use super::graph_pool::GraphStep;
-use super::graph_tensors::copy_rows;
+use super::graph_tensors::{check_captured, copy_rows};
 use super::linear_buffers::{LinearBuffers, LinearGraphTensors, SizeBuffers};
 use super::linear_capture::ConvolutionWeights;
 
@@ -45,6 +45,10 @@ pub(super) struct ReplayedRows<'a> {
     pub(super) actual: usize,
     pub(super) padded: usize,
 }
+
+/// How to bring the weights of a captured convolution.
+const WEIGHTS_FIX: &str = "bring the tensor that `LinearCapture::convolutions` got for the layer, and copy other \
+     numbers into it";
 
 /// What layers of linear attention share in a step that is replayed.
 pub(super) struct LinearReplay<'a> {
@@ -86,7 +90,7 @@ impl<'a> LinearReplay<'a> {
         if let Some((own_weight, own_bias)) = self.captured.convolutions.get(own) {
             let given = [("weight", Some(&**weight)), ("bias", bias.map(|bias| &**bias))];
             for ((name, given), captured) in given.into_iter().zip([Some(own_weight), own_bias.as_ref()]) {
-                check_captured(name, layer, given, captured)?;
+                check_captured((name, format_args!("the convolution of layer {layer}")), given, captured, WEIGHTS_FIX)?;
             }
         }
         check_rows(("x", given, x), layer, rows)?;
@@ -205,30 +209,6 @@ impl<'a> LinearReplay<'a> {
 /// The buffers of layers of linear attention.
 fn buffers<'a, T: Element>(step: &GraphStep<'a, SizeBuffers<T>>, place: LinearPlace) -> Result<&'a LinearBuffers<T>> {
     step.buffers().linear.as_ref().ok_or_else(|| no_layer(place.layer, place.layers))
-}
-
-/// Refuses weights or a bias that are not the tensors which the graph reads.
-fn check_captured(
-    name: &str,
-    layer: usize,
-    given: Option<&AnyTensor>,
-    captured: Option<&AnyTensor>,
-) -> Result<(), Violation> {
-    let is_same = match (given, captured) {
-        (Some(given), Some(captured)) => given.as_raw() == captured.as_raw() && given.desc() == captured.desc(),
-        (given, captured) => given.is_none() && captured.is_none(),
-    };
-    if is_same {
-        return Ok(());
-    }
-    let text =
-        |tensor: Option<&AnyTensor>| tensor.map_or_else(|| "none".to_owned(), |tensor| tensor.desc().to_string());
-    Err(Violation::new(
-        &rules::GRAPH_INPUTS,
-        format_args!("{name} {} in the convolution of layer {layer}", text(given)),
-        format_args!("the tensor that the layer was captured with: {}", text(captured)),
-        "bring the tensor that `LinearCapture::convolutions` got for the layer, and copy other numbers into it",
-    ))
 }
 
 /// Refuses a tensor of other rows than those of the step, with or without the padding, and of other sizes or with gaps.

@@ -82,10 +82,12 @@ impl<T: Element, W: Element> SparseGraphStep<'_, T, W> {
             ("index key", key, &buffers.index_key),
         ];
         copy_rows(self.stream, copies.into_iter())?;
-        // From here on the choice of the indexer before may be overwritten.
-        self.latest = None;
         if let Err(error) = self.step.launch(self.layers.saturating_add(indexer)) {
-            self.indexers.note_failed(indexer);
+            if !error.is_refusal() {
+                // The choice of the indexer before may be overwritten.
+                self.latest = None;
+                self.indexers.note_failed(indexer);
+            }
             return Err(error);
         }
         self.indexers.note_queued(indexer);

@@ -61,7 +61,7 @@ pub(crate) use quantised::{
     quantised_rows, split,
 };
 pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
-pub(crate) use request_state::{RequestState, StateLease, WeakState};
+pub(crate) use request_state::{RequestState, StateLease, WeakState, slots_of_tokens};
 pub use sequence::{Growth, Sequence};
 pub use slot::slot;
 pub(crate) use slot::{MAX_INT32, check_block_size, check_tokens, count_slots, fill_slots};

@@ -102,6 +102,8 @@ struct HeldState {
     tokens: usize,
     /// Whether a step is in progress, or has ended without some layers.
     torn: bool,
+    /// Whether that step is still in progress.
+    leased: bool,
 }
 
 impl WeakState {
@@ -278,7 +280,7 @@ impl RequestState {
         // One lock for both, so that the present state is not shared in between.
         let mut held = lock(&self.0);
         held.make_ready(fill)?;
-        held.torn = true;
+        (held.torn, held.leased) = (true, true);
         let wanted = if held.keeps(new) { new } else { 1 };
         let row = held.own_slots().take(wanted).cloned().collect();
         drop(held);
@@ -288,7 +290,7 @@ impl RequestState {
 
 impl HeldState {
     fn new(pool: &Arc<FreeSlots>) -> Self {
-        Self { pool: Arc::clone(pool), kept: Vec::new(), spare: Vec::new(), tokens: 0, torn: false }
+        Self { pool: Arc::clone(pool), kept: Vec::new(), spare: Vec::new(), tokens: 0, torn: false, leased: false }
     }
 
     fn make_ready<E: From<Violation>>(
@@ -310,10 +312,14 @@ impl HeldState {
     }
 
     fn check_whole(&self) -> Result<(), Violation> {
-        match self.torn {
-            false => Ok(()),
-            true => Err(rules::STATE_TORN.broken(
-                format_args!("a state of {} tokens, which a step has written or writes in some layers", self.tokens),
+        match (self.torn, self.leased) {
+            (false, _) => Ok(()),
+            (true, true) => Err(rules::SEQUENCE_IN_PROGRESS.broken(
+                format_args!("a state of {} tokens, of whose sequence a step is in progress", self.tokens),
+                "one step of a sequence at a time",
+            )),
+            (true, false) => Err(rules::STATE_TORN.broken(
+                format_args!("a state of {} tokens, which a step has written in some layers", self.tokens),
                 "a state that its last step has written in every layer",
             )),
         }
@@ -340,6 +346,11 @@ impl HeldState {
     }
 }
 
+/// The slots that the states of `tokens` tokens are written to in turn, of a step that writes this row of slots.
+pub(crate) fn slots_of_tokens(row: &[usize], tokens: usize) -> Vec<usize> {
+    row.iter().copied().cycle().take(tokens).collect()
+}
+
 /// A state that a step in progress writes. Unless the step ends by [`advance`](Self::advance) or
 /// [`restore`](Self::restore), nothing goes on from it.
 #[derive(Debug)]
@@ -363,7 +374,7 @@ impl StateLease {
 
     /// The slot that each new token's state is written to; all of them one alone where the step keeps the last state.
     pub(crate) fn slots_of_tokens(&self) -> Vec<usize> {
-        self.row.iter().map(StateSlot::number).cycle().take(self.new).collect()
+        slots_of_tokens(&self.row(), self.new)
     }
 
     /// Whether the step keeps the state behind each of its tokens.
@@ -374,7 +385,8 @@ impl StateLease {
     /// The end of a step that has written nothing.
     pub(crate) fn restore(&mut self) {
         self.row.clear();
-        lock(&self.state.0).torn = false;
+        let mut held = lock(&self.state.0);
+        (held.torn, held.leased) = (false, false);
     }
 
     /// The end of a step that has written every layer.
@@ -387,7 +399,16 @@ impl StateLease {
         held.spare = others.filter(|slot| !slot.is_shared()).collect();
         held.kept = row;
         held.tokens = held.tokens.saturating_add(self.new);
-        held.torn = false;
+        (held.torn, held.leased) = (false, false);
+    }
+}
+
+impl Drop for StateLease {
+    fn drop(&mut self) {
+        // The row of a step that has ended is empty.
+        if !self.row.is_empty() {
+            lock(&self.state.0).leased = false;
+        }
     }
 }
 
@@ -412,7 +433,7 @@ mod tests {
 
     fn step(state: &RequestState, new: usize) -> Vec<usize> {
         let mut lease = begun(state, new);
-        assert!(state.check_kept(1).is_err_and(|why| why.rule == &rules::STATE_TORN));
+        assert!(state.check_kept(1).is_err_and(|why| why.rule == &rules::SEQUENCE_IN_PROGRESS));
         let row = lease.row();
         lease.advance();
         row

@@ -228,8 +228,8 @@ impl StatePool {
     }
 
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
-        let checked = self.stream.check(stream, "the stream of the pool, which orders the use of its states");
-        checked.map_err(|refused| refused.fix("pass the stream that the pool of states was made with"))
+        let allowed = "the stream of the pool, which orders the use of its states";
+        self.stream.check(stream, allowed).map_err(|_| rules::STATE_STREAM.broken("another stream", allowed).into())
     }
 
     /// Makes the slots of a next step the state's own: takes those that it lacks, and queues the copies of a present

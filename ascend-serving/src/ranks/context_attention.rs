@@ -47,7 +47,17 @@ use super::step_agreement::{SequenceNames, StepOrder, refuse};
 /// A refusal leaves rank and step as they were. Behind the comparison, or without it, the other ranks wait until the
 /// call is repeated or the rank is dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its
 /// communicator: the other ranks fail with an error of their own, on the emulation at once, on hardware after the limit
-/// of HCCL, and every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)).
+/// of HCCL, and every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)). A rank that has left counts no
+/// token as computed.
+///
+/// **A step counts before the other ranks are known to have made it**: once this rank has queued every layer. A rank
+/// that leaves behind layer 0 is noticed where its calls are waited for: when this rank's stream is synchronised,
+/// which fails, or by the first layer of its next step, which fails and makes this rank leave too; until then
+/// [`computed_tokens`](Self::computed_tokens) counts tokens whose keys may lack what that rank did not send.
+/// Synchronise the stream before something outside of the attention relies on a step, such as tokens that are
+/// returned, keys that are copied elsewhere, and prefixes that are shared. Where that fails
+/// [`leave`](Self::leave) on all ranks, or drop the attentions, make communicators and attentions anew, and compute the
+/// sequences again. With [`trust_steps`](Self::trust_steps) the synchronisation alone tells.
 ///
 /// Prompts may be computed with their rows divided in the place of the heads ([`begin_rows`](Self::begin_rows)), over the
 /// same sequences and caches.
@@ -252,7 +262,8 @@ impl<T: Element> ContextAttention<T> {
     }
 
     /// The number of a sequence's first tokens that this rank has computed, as
-    /// [`PagedKvCache::computed_tokens`] counts them.
+    /// [`PagedKvCache::computed_tokens`] counts them: those whose layers it has queued, whatever the other ranks did
+    /// ([above](ContextAttention)). None once the rank has left.
     ///
     /// # Errors
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool.
@@ -425,10 +436,14 @@ impl<T: Element> ContextAttention<T> {
         }
     }
 
-    /// Leaves the communicator, so that the other ranks do not wait for calls that do not come.
-    pub(super) fn leave(&mut self) {
+    /// Leaves the communicator, as behind a failure of the stream. The other ranks do not wait for calls that do not
+    /// come, and fail too; later steps are refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)); no token counts as
+    /// computed, since the last ones may lack what a rank that has left did not send. The attention of a single rank
+    /// has nobody to leave, and stays as it is.
+    pub fn leave(&mut self) {
         if self.division.share().ranks() > 1 {
             self.communicator = None;
+            self.entry.lose_all();
         }
     }
 }

@@ -259,7 +259,7 @@ impl<T: Element> ContextGraphStep<'_, T> {
     ///
     /// # Errors
     /// As for [`ContextStep::forward`](crate::ContextStep::forward); [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY)
-    /// for an input in memory of the graph. Where the replay fails the rank has left.
+    /// for an input in memory of the graph. Where the replay fails, other than by a rule, the rank has left.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let inputs = inputs.into();
         let outcome = self.ready(layer, &inputs);
@@ -270,8 +270,9 @@ impl<T: Element> ContextGraphStep<'_, T> {
         let output = outcome?;
         self.attention.agree(self.stream, &mut self.order).inspect_err(|_| self.step.silence())?;
         let launched = self.step.launch(layer);
-        match launched {
+        match &launched {
             Ok(()) => self.order.advance(),
+            Err(why) if why.is_refusal() => {}
             Err(_) => self.attention.leave(),
         }
         launched.map(|()| output)

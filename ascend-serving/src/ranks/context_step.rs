@@ -185,7 +185,7 @@ type RankInputs<'a, T> = (Queries<'a, T>, &'a Tensor<T>, &'a Tensor<T>);
 
 /// How to bring the rows and heads of a layer whose rows are divided.
 const ROWS_FIXES: [&str; 2] = [
-    "bring the rows that `ContextStep::rows` names, behind each other",
+    "bring query, key and value of this rank's own rows alone, those that `ContextStep::rows` names, behind each other",
     "bring query, key and value in this order, the query with the heads of all ranks: as many times those of the \
      `AttentionShape`",
 ];

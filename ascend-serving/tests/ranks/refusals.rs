@@ -1,5 +1,7 @@
 //! A rank that is refused tells the others, which do not wait for it.
 
+use std::sync::Barrier;
+
 use ascend_serving::ContextGraphs;
 
 use super::*;
@@ -158,4 +160,55 @@ fn ranks_of_a_ring_hear_of_a_refused_one() {
         let output = ring.forward(&stream, 12, (&query, &key, &key)).unwrap();
         assert_eq!(output.download(&stream).unwrap(), [bf16::ONE; 4 * 2 * DIM]);
     });
+}
+
+/// A rank that has queued every layer counts the step before it can know that another one left it behind layer 0; once
+/// it hears of that, it counts no token any more.
+#[test]
+fn a_step_that_another_rank_has_left_does_not_count() {
+    if harness::not_on_npu("hardware waits for half an hour") {
+        return;
+    }
+    for (by_rows, synchronises) in [(false, false), (false, true), (true, false), (true, true)] {
+        let queued = Barrier::new(2);
+        as_ranks(2, |rank| {
+            let stream = rank.device().stream().unwrap();
+            let mut attention = attention::<bf16>(rank, &simple(2));
+            let mut sequence = attention.sequence();
+            attention.grow(&stream, &mut sequence, 40).unwrap();
+            forward(&stream, &mut attention, &sequence, 40).unwrap();
+            stream.synchronize().unwrap();
+            attention.grow(&stream, &mut sequence, 40).unwrap();
+            let request = [BatchRequest::of(&sequence, 40)];
+            let leaves = attention.rank() == 1;
+            let mut step = match by_rows {
+                true => attention.begin_rows(&stream, &request).unwrap(),
+                false => attention.begin(&stream, &request).unwrap(),
+            };
+            let (rows, heads) = if by_rows { (20, 4) } else { (40, 2) };
+            let (query, key) = (ones(&stream, rows, heads), ones(&stream, rows, 1));
+            let layers = if leaves { 1 } else { LAYERS };
+            (0..layers).for_each(|layer| drop(step.forward(layer, (&query, &key, &key)).unwrap()));
+            queued.wait();
+            if leaves {
+                drop(step);
+                assert_eq!(attention.computed_tokens(&sequence), Ok(0));
+                return;
+            }
+            step.end().unwrap();
+            let fork = sequence.fork();
+            if synchronises {
+                let text = stream.synchronize().unwrap_err().to_string();
+                assert!(text.contains("rank 1"), "{text}");
+                attention.leave();
+            } else {
+                attention.grow(&stream, &mut sequence, 1).unwrap();
+                let text = forward(&stream, &mut attention, &sequence, 1).unwrap_err().to_string();
+                assert!(text.contains("rank 1"), "{text}");
+            }
+            assert_eq!([&sequence, &fork].map(|sequence| attention.computed_tokens(sequence)), [Ok(0), Ok(0)]);
+            let left = forward(&stream, &mut attention, &sequence, sequence.len()).unwrap_err();
+            assert!(left.breaks(&rules::RANKS_LEFT), "{left}");
+        });
+    }
 }

@@ -60,9 +60,11 @@ impl CutBatch {
     /// all. They are causal from the first row and key (`mode` is [`SparseMode::LeftUpCausal`]) or from the last ones
     /// ([`SparseMode::RightDownCausal`]).
     ///
-    /// `None` for another mode, for ends that descend or are not as many of rows as of keys, for a cut that leaves a
-    /// card without rows, and for what these modes refuse: a sequence with rows and no keys, and in `RightDownCausal`
-    /// one with more rows than keys.
+    /// `None`, by the first of these that holds:
+    /// - `mode` is another one;
+    /// - the ends descend, there is none, or there are not as many of rows as of keys;
+    /// - a card would be without rows: `row` is 0, or not below the last end of rows;
+    /// - these modes refuse a sequence: it has rows and no keys, or in `RightDownCausal` more rows than keys.
     pub fn new(q_ends: &[usize], kv_ends: &[usize], row: usize, mode: SparseMode) -> Option<Self> {
         let right_down = match mode {
             SparseMode::RightDownCausal => true,
@@ -95,8 +97,12 @@ impl CutBatch {
 
     /// The rows of the first card, over these keys of the sequence that is cut: `0..0` where it has no row of it.
     ///
-    /// `None` for keys that the sequence does not have or none of its rows here sees from the first on, and where
-    /// neither mode says what its rows see beside other sequences: these are calls of their own then.
+    /// `None`, by the first of these that holds:
+    /// - the sequence does not have the keys, or they are none although the card has rows of it, or some although it
+    ///   has no row of it;
+    /// - the first of its rows here sees none of them: give those in front of it, in a ring the next ones;
+    /// - neither mode says what its rows see beside the other sequences: make a `CutBatch` of this sequence alone, and
+    ///   compute the others in another call.
     pub fn first(&self, keys: Range<usize>) -> Option<CutSide> {
         let mut parts: Vec<Part> = self.sequences[..self.cut].iter().map(|of| self.whole(*of)).collect();
         match self.before {

@@ -80,9 +80,20 @@ struct Content {
     /// Number of blocks of the smallest cache that a launch has read by the table: queued or captured work may still
     /// do so.
     blocks: Option<usize>,
+    /// Rows of which nobody knows what they hold, since overwriting them has failed.
+    unknown: Range<usize>,
 }
 
 impl Content {
+    /// Refuses some rows if overwriting one of them has failed.
+    fn known(&self, rows: &Range<usize>) -> Result<()> {
+        match self.unknown.start.max(rows.start) < self.unknown.end.min(rows.end) {
+            false => Ok(()),
+            true => Err(Error::invalid("block_table", "rows that were overwritten in part", "rows that are known")
+                .fix("overwrite the rows again, by the `overwrite` that has failed")),
+        }
+    }
+
     /// Notes new rows from `first` on, of a table of `columns` columns.
     fn replace(&mut self, first: usize, rows: &[impl AsRef<[usize]>], columns: usize) {
         let (largest, lengths) = (largest(rows), rows.iter().map(|row| row.as_ref().len()));
@@ -219,7 +230,8 @@ impl BlockTable {
     ///
     /// # Errors
     /// As for [`BlockTable::with_columns`], for another number of rows, and for a table of another device;
-    /// [`Error::Violation`] by `block_table.range` for a block that the cache of an earlier launch does not have.
+    /// [`Error::Violation`] by `block_table.range` for a block that the cache of an earlier launch does not have. Where
+    /// writing itself fails, launches and replays refuse the rows until they are overwritten again.
     pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[usize]>]) -> Result<()> {
         if rows.len() != self.sequences() {
             return Err(Error::invalid(
@@ -248,12 +260,18 @@ impl BlockTable {
                 )
                 .into());
         }
+        let own = self.own_rows();
         let written = self.tensor.renew(stream, as_bytes(&flat));
         if written.is_ok() {
             content.replace(self.first, rows, self.columns());
+            if own.start <= content.unknown.start && content.unknown.end <= own.end {
+                content.unknown = 0..0;
+            }
         } else {
             // A part of the rows may have been written.
             content.largest = content.largest.max(largest);
+            let before = if content.unknown.is_empty() { own.clone() } else { content.unknown.clone() };
+            content.unknown = before.start.min(own.start)..before.end.max(own.end);
         }
         written
     }
@@ -264,6 +282,9 @@ impl BlockTable {
         let mut content = lock(&self.content);
         let largest = content.largest.map(|block| i64::try_from(block).unwrap_or(i64::MAX));
         bounds.admits_block(largest)?;
+        if rows && launched {
+            content.known(&self.own_rows())?;
+        }
         if rows {
             Self::name_enough(&content, self.first, bounds)?;
         }
@@ -272,6 +293,11 @@ impl BlockTable {
             content.blocks = Some(blocks.min(bounds.blocks()));
         }
         Ok(())
+    }
+
+    /// Its rows, as the table that has the whole memory counts them.
+    fn own_rows(&self) -> Range<usize> {
+        self.first..self.first.saturating_add(self.sequences())
     }
 
     fn name_enough(content: &Content, first: usize, bounds: &ContentBounds) -> Result<()> {

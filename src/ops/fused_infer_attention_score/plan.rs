@@ -52,9 +52,9 @@ pub(crate) struct CapturedTable {
 
 impl CapturedTable {
     /// The table of a launch with the bounds of its content; `None` if the launch has no table or no bounds.
-    pub(crate) fn of(given: &GivenContents<'_>, bounds: Option<&ContentBounds>) -> Option<Box<dyn ReplayCheck>> {
+    pub(crate) fn of(given: &GivenContents<'_>, bounds: Option<&ContentBounds>) -> Option<Arc<dyn ReplayCheck>> {
         let (table, bounds) = (given.block_table?.clone(), bounds?.clone());
-        Some(Box::new(Self { bounds, table }))
+        Some(Arc::new(Self { bounds, table }))
     }
 }
 
@@ -103,7 +103,7 @@ impl Operation for AttentionOperation {
     }
 
     #[inline]
-    fn replay_check<T: Element>(&self, inputs: &Inputs<'_, T>) -> Option<Box<dyn ReplayCheck>> {
+    fn replay_check<T: Element>(&self, inputs: &Inputs<'_, T>) -> Option<Arc<dyn ReplayCheck>> {
         CapturedTable::of(&inputs.tensors().contents(), self.bounds.as_ref())
     }
 

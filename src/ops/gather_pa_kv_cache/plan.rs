@@ -1,6 +1,7 @@
 //! Keys and values out of a paged cache.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, Parameter, Version};
@@ -12,7 +13,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SequenceBlocks;
@@ -131,7 +132,8 @@ impl GatherPaKvCache {
                 return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")
                     .fix("gather fewer sequences at once"));
             };
-            let operation = GatherOperation { sequences: sequences.clone(), outputs: [key, value] };
+            let operation =
+                GatherOperation { sequences: sequences.clone(), numbers: [sequences.numbers()], outputs: [key, value] };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -149,6 +151,7 @@ pub type GatherPlan = operation::Plan<GatherOperation>;
 #[derive(Debug)]
 pub struct GatherOperation {
     sequences: SequenceBlocks,
+    numbers: [Arc<dyn ReplayCheck>; 1],
     /// Keys and values.
     outputs: [TensorDesc; 2],
 }
@@ -188,6 +191,10 @@ impl Operation for GatherOperation {
         let outputs: [(_, &AnyTensor); 2] = [(Parameter::Key, key), (Parameter::Value, value)];
         let given = named_tensors(&outputs, &inputs((key_cache, value_cache)), of_sequences(&self.sequences));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &GatherPlan, text: &mut fmt::DebugStruct<'_, '_>) {

@@ -1,11 +1,14 @@
 //! The blocks and lengths of sequences, checked before they reach the device.
 
+use std::sync::Arc;
+
 use ascend_spec::ops::gather_pa_kv_cache::GatherProblem;
 use ascend_spec::ops::gather_pa_kv_cache::rules::BLOCK;
 
 use crate::error::{Error, Result};
-use crate::memory::as_bytes;
-use crate::runtime::Stream;
+use crate::ops::delta_rule::{narrow, wide};
+use crate::ops::known_numbers::KnownNumbers;
+use crate::runtime::{ReplayCheck, Stream};
 use crate::tensor::Tensor;
 
 /// The blocks that hold each sequence in a paged cache, and the tokens of each sequence, on the device.
@@ -20,6 +23,8 @@ pub struct SequenceBlocks {
     tokens: usize,
     blocks: usize,
     block_size: usize,
+    /// What the tensors hold: blocks and lengths.
+    numbers: KnownNumbers<(), 2>,
 }
 
 impl SequenceBlocks {
@@ -65,7 +70,8 @@ impl SequenceBlocks {
         let seq_lens = stream.upload(&lengths, [rows.len()])?;
         block_tables.freeze();
         seq_lens.freeze();
-        Ok(Self { block_tables, seq_lens, tokens, blocks, block_size })
+        let numbers = KnownNumbers::new("sequences", [wide(&table), wide(&lengths)]);
+        Ok(Self { block_tables, seq_lens, tokens, blocks, block_size, numbers })
     }
 
     /// Waits for a stream, then replaces the blocks and lengths of as many sequences, which have as many tokens in all,
@@ -75,7 +81,8 @@ impl SequenceBlocks {
     /// # Errors
     /// As for [`SequenceBlocks::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences
     /// or of tokens, and longer rows; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another
-    /// device; as for [`Stream::synchronize`].
+    /// device; as for [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches
+    /// and replays until they are overwritten again.
     pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[usize]>], lengths: &[usize]) -> Result<()> {
         let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
         let (sequences, columns) = (self.seq_lens.len(), self.block_tables.shape().get(1).copied().unwrap_or(0));
@@ -89,12 +96,9 @@ impl SequenceBlocks {
             tensor.on("sequences", stream.context())?;
         }
         check(&rows, lengths, (self.blocks, self.block_size))?;
-        let numbers = numbers(&rows, lengths, columns)?;
-        stream.synchronize()?;
-        for (tensor, numbers) in [&self.block_tables, &self.seq_lens].into_iter().zip(numbers) {
-            tensor.renew(stream, as_bytes(&numbers))?;
-        }
-        Ok(())
+        let numbers = numbers(&rows, lengths, columns)?.map(|numbers| wide(&numbers));
+        let tensors = [&self.block_tables, &self.seq_lens].map(|tensor| Some(&**tensor));
+        self.numbers.overwrite(stream, tensors, numbers, narrow)
     }
 
     /// Tokens of all sequences: rows of what is gathered.
@@ -112,7 +116,12 @@ impl SequenceBlocks {
         &self.seq_lens
     }
 
-    /// Refuses a cache for which the blocks were not checked.
+    /// The check that launches and replays pass.
+    pub(super) fn numbers(&self) -> Arc<dyn ReplayCheck> {
+        Arc::new(self.numbers.clone())
+    }
+
+    /// Refuses a cache for which the blocks were not checked, and blocks that were overwritten in part.
     pub(super) fn fits(&self, problem: &GatherProblem) -> Result<()> {
         if problem.blocks < self.blocks || problem.block_size != self.block_size {
             return Err(Error::invalid(
@@ -125,7 +134,7 @@ impl SequenceBlocks {
             )
             .fix("make them again with the blocks of this cache"));
         }
-        Ok(())
+        self.numbers.admits_replay()
     }
 }
 

@@ -1,6 +1,7 @@
 //! A call that was checked and prepared, to be launched with any tensors of its shapes.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use ascend_spec::operator::{Argument, DeclaredVersion};
 use ascend_spec::ops::fused_infer_attention_score::{self as fia, ContentBounds};
@@ -159,7 +160,7 @@ impl<P: InferenceParameter> Operation for InferenceOperation<P> {
     }
 
     #[inline]
-    fn replay_check<T: Element>(&self, inputs: &Inputs<'_, T>) -> Option<Box<dyn ReplayCheck>> {
+    fn replay_check<T: Element>(&self, inputs: &Inputs<'_, T>) -> Option<Arc<dyn ReplayCheck>> {
         CapturedTable::of(&inputs.tensors().contents(), self.bounds.as_ref())
     }
 }

@@ -7,6 +7,7 @@
 mod quantised_rows;
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::kv_quant_sparse_flash_attention::{Parameter, QuantSparseFlashCall, Version, rules};
@@ -17,7 +18,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 pub use quantised_rows::{RowElement, quantised_rows};
 
@@ -152,8 +153,8 @@ impl KvQuantSparseFlashAttention {
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-            sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
-            let operation = QuantSparseFlashOperation { sequences: sequences.clone(), out };
+            let numbers = [sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?];
+            let operation = QuantSparseFlashOperation { sequences: sequences.clone(), numbers, out };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -201,6 +202,7 @@ pub type QuantSparseFlashPlan = operation::Plan<QuantSparseFlashOperation>;
 #[derive(Debug)]
 pub struct QuantSparseFlashOperation {
     sequences: SparseSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
     out: TensorDesc,
 }
 
@@ -225,6 +227,10 @@ impl Operation for QuantSparseFlashOperation {
         let output: (_, &AnyTensor) = (Parameter::AttentionOut, out);
         let given = named_tensors(&[output], &inputs.each(), self.sequences.each(QuantSparseFlashCall::CONTENTS));
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
     }
 
     fn describe(&self, _: &QuantSparseFlashPlan, text: &mut fmt::DebugStruct<'_, '_>) {

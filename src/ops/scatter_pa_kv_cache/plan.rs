@@ -1,6 +1,7 @@
 //! New keys and values into a paged cache.
 
 use std::fmt;
+use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Parameter, ScatterCall, Version};
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{self, NamedTensors, entry_points, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
-use crate::runtime::Queue;
+use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::SlotMapping;
@@ -244,6 +245,11 @@ impl Operation for ScatterOperation {
         let values = values.zip(value_cache.as_ref()).map(|((value, _), cache)| [&**value, cache]);
         let given = tensors([key, &key_cache], values, slots);
         plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    #[inline]
+    fn replay_check<T: Element>(&self, inputs: &ScatterInputs<'_, T>) -> Option<Arc<dyn ReplayCheck>> {
+        inputs.slots.numbers()
     }
 
     fn describe(&self, _: &ScatterPlan, text: &mut fmt::DebugStruct<'_, '_>) {

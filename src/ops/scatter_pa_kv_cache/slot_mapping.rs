@@ -1,11 +1,13 @@
 //! The slots that new tokens go to, checked before they reach the device.
 
+use std::sync::Arc;
+
 use ascend_spec::Violation;
 use ascend_spec::ops::scatter_pa_kv_cache::{rules, slot_faults};
 
 use crate::error::{Error, Result};
-use crate::memory::as_bytes;
-use crate::runtime::Stream;
+use crate::ops::known_numbers::KnownNumbers;
+use crate::runtime::{ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, has_len};
 
 /// The slot of each new token, INT64 on the device as in the lists that it is made from. Slot `s` is row
@@ -17,9 +19,17 @@ use crate::tensor::{AnyTensor, has_len};
 #[derive(Clone, Debug)]
 pub struct SlotMapping {
     tensor: AnyTensor,
-    /// Slots of the cache that the mapping was checked for; `None` if it was not checked.
-    slots: Option<usize>,
+    /// `None` if it was not checked.
+    checked: Option<CheckedSlots>,
+}
+
+/// What a mapping was checked for.
+#[derive(Clone, Debug)]
+struct CheckedSlots {
+    /// Slots of the cache.
+    slots: usize,
     allowed: Vec<&'static str>,
+    numbers: KnownNumbers<(), 1>,
 }
 
 /// Refuses a mapping by its first fault that is not allowed.
@@ -65,7 +75,8 @@ impl SlotMapping {
         check(mapping, slots, allowed)?;
         let tensor = stream.upload(mapping, [mapping.len()])?;
         tensor.freeze();
-        Ok(Self { tensor: tensor.into(), slots: Some(slots), allowed: allowed.to_vec() })
+        let numbers = KnownNumbers::new("slot_mapping", [mapping.to_vec()]);
+        Ok(Self { tensor: tensor.into(), checked: Some(CheckedSlots { slots, allowed: allowed.to_vec(), numbers }) })
     }
 
     /// Slots that are on the device already, `INT32` or `INT64`, `[tokens]`. They are not checked.
@@ -74,7 +85,7 @@ impl SlotMapping {
     /// Whenever a call that was launched with them runs, each is below the slots of the call's caches: the device
     /// writes a row wherever its slot would be.
     pub unsafe fn from_tensor_unchecked(tensor: impl Into<AnyTensor>) -> Self {
-        Self { tensor: tensor.into(), slots: None, allowed: Vec::new() }
+        Self { tensor: tensor.into(), checked: None }
     }
 
     /// Waits for a stream, then replaces the slots, in the same memory: for plans that are launched, and graphs that
@@ -82,9 +93,10 @@ impl SlotMapping {
     ///
     /// # Errors
     /// As for [`SlotMapping::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of slots, or
-    /// a mapping that was taken unchecked.
+    /// a mapping that was taken unchecked. Where writing itself fails, the mapping is refused by launches and replays
+    /// until it is overwritten again.
     pub fn overwrite(&self, stream: &Stream, mapping: &[i64]) -> Result<()> {
-        let Some(slots) = self.slots else {
+        let Some(CheckedSlots { slots, allowed, numbers }) = &self.checked else {
             return Err(Error::invalid(
                 "self",
                 "a mapping that was taken unchecked",
@@ -92,11 +104,10 @@ impl SlotMapping {
             )
             .fix("make the mapping by `SlotMapping::new`"));
         };
-        check(mapping, slots, &self.allowed)?;
+        check(mapping, *slots, allowed)?;
         has_len("mapping", mapping.len(), self.tensor.len())?;
         self.tensor.on("slot_mapping", stream.context())?;
-        stream.synchronize()?;
-        self.tensor.renew(stream, as_bytes(mapping))
+        numbers.overwrite(stream, [Some(&self.tensor)], [mapping.to_vec()], <[i64]>::to_vec)
     }
 
     /// The slots on the device. Only [`SlotMapping::overwrite`] can write to those that were checked.
@@ -114,9 +125,17 @@ impl SlotMapping {
         self.tensor.is_empty()
     }
 
-    /// Refuses a mapping that was checked for a larger cache.
+    /// The check that launches and replays pass; none of a mapping that was taken unchecked.
+    pub(super) fn numbers(&self) -> Option<Arc<dyn ReplayCheck>> {
+        let numbers = self.checked.as_ref()?.numbers.clone();
+        Some(Arc::new(numbers))
+    }
+
+    /// Refuses a mapping that was checked for a larger cache, and one that was overwritten in part.
     pub(super) fn fits(&self, slots: u64) -> Result<()> {
-        match self.slots {
+        let checked = self.checked.as_ref();
+        checked.map_or(Ok(()), |checked| checked.numbers.admits_replay())?;
+        match checked.map(|checked| checked.slots) {
             Some(checked) if checked as u64 > slots => Err(Error::invalid(
                 "slot_mapping",
                 format_args!("slots that were checked for a cache of {checked}"),

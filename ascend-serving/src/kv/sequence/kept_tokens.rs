@@ -49,8 +49,8 @@ impl Sequence {
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or gave back some of those that the next
     /// token sees: where layers have a window, a prefix can be shared while its end is still in the window, or is kept
     /// by a sequence of its own; [`STATE_KEPT`](crate::rules::STATE_KEPT) where the state behind these tokens is not
-    /// kept in layers of linear attention, [`STATE_TORN`](crate::rules::STATE_TORN) while a step is in progress there,
-    /// and after one that left layers out.
+    /// kept in layers of linear attention, [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step is
+    /// in progress there, and [`STATE_TORN`](crate::rules::STATE_TORN) after one that left layers out.
     pub fn share_prefix(&self, tokens: usize) -> Result<Self, Violation> {
         let shown = |part: &Self| part.causality.map_or(0, |causality| causality.shown_from(tokens));
         for part in self.groups() {

@@ -278,3 +278,35 @@ fn a_step_that_is_open_counts_in_the_caches_that_were_there() {
     assert_eq!(attention.cache().computed_tokens(&sequence), Ok(0));
     assert_eq!(model.cache.computed_tokens(&sequence), Ok(0));
 }
+
+/// The lengths of a refused replay are there for the next one.
+#[test]
+fn a_replay_that_a_rule_refuses_is_repeated() {
+    let model = Model::new();
+    let stream = &model.stream;
+    let mut graphs = model.graphs_of_one();
+    let mut sequence = Sequence::new(model.cache.pool());
+    let _ = sequence.grow(BLOCK_SIZE).unwrap();
+    model.cache.mark_computed(&sequence, BLOCK_SIZE).unwrap();
+    let _ = sequence.grow(1).unwrap();
+    let batch = [BatchRequest::of(&sequence, 1)];
+    let mut metadata = AttentionMetadata::new(&batch, settings(&model.cache)).unwrap();
+    let row = metadata.table().row(0).unwrap().to_vec();
+    let fill = |buffers: &Buffers, metadata: &AttentionMetadata| model.fill(buffers, metadata, 0);
+    let mut step = graphs.begin(stream, &mut metadata, fill).unwrap();
+    step.buffers().table.overwrite(stream, &[&row[..1]]).unwrap();
+    for _ in 0..2 {
+        let refused = step.launch(0).unwrap_err().to_string();
+        assert!(refused.contains("block_table.row_short"), "{refused}");
+    }
+    step.buffers().table.overwrite(stream, &[&row]).unwrap();
+    step.launch(0).unwrap();
+    let again = step.launch(0).unwrap_err();
+    assert!(again.breaks(&rules::STEP_LAYER_REPEATED), "{again}");
+    let buffers = step.buffers();
+    step.end().unwrap();
+    let inputs = model.inputs(buffers, 1);
+    let plan = metadata.call_lengths().apply(model.call.clone()).plan(inputs).unwrap();
+    let want = plan.launch(stream, inputs).unwrap().attention.download(stream).unwrap();
+    assert_eq!(buffers.layers[1].output.attention.download(stream).unwrap(), want);
+}

@@ -1,20 +1,24 @@
 //! Steps of the model that are replayed from graphs.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::Cann;
-use ascend_attention::{Stream, Tensor, bf16};
+use ascend_attention::sys::Api;
+use ascend_attention::sys::bindings::{aclError, aclmdlRI, aclrtStream};
+use ascend_attention::{Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
     AnyLayerInputs, Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs,
-    Error, GraphLimits, LinearCapture, Result, StatePolicy, rules,
+    Error, GraphLimits, LayerTensor, LinearCapture, RangeCheck, Result, StatePolicy, rules,
 };
 use proptest::prelude::*;
 
 use super::engine::{Act, Engine, act};
 use super::model::*;
 use crate::acts::config;
+use crate::harness;
 
 /// Graphs of the model, and the weights that they read.
 pub(super) struct Graphs {
@@ -198,7 +202,7 @@ fn replays_that_do_not_go_on_from_their_states_are_refused() {
     attention.grow(&stream, &mut sequence, 1).unwrap();
     let mut next = metadata(&attention, &sequence, 1);
     let elsewhere = stream.device().stream().unwrap();
-    is(graphs.graphs.begin(&elsewhere, &mut next).map(drop), &rules::PLAN_TENSORS);
+    is(graphs.graphs.begin(&elsewhere, &mut next).map(drop), &rules::STATE_STREAM);
     sequence.truncate(0).unwrap();
     is(graphs.graphs.begin(&stream, &mut next).map(drop), &rules::BLOCK_GIVEN_BACK);
     attention.grow(&stream, &mut sequence, 5).unwrap();
@@ -406,4 +410,92 @@ fn graphs_that_cannot_be_captured_are_refused_by_name() {
     let full = Attention::of_groups(1, [group(&stream, 0)]).unwrap();
     is(capture(&full, &stream, &plain().linear(linear(&weights))).map(drop), &rules::GRAPH_INPUTS);
     capture(&full, &stream, &plain()).unwrap();
+}
+
+/// Two steps of a sequence at a time: the second is refused for that, by graphs and without them.
+#[test]
+fn a_sequence_that_another_step_writes_is_refused_as_that() {
+    let stream = stream_of(Cann::V9_1);
+    let (mut attention, mut first, mut sequence) = after_a_prompt(&stream, &[1, 2, 3]);
+    let mut second = Graphs::new(&attention, &stream, 1);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let mut both = [(); 2].map(|()| metadata(&attention, &sequence, 1));
+    let [one, other] = &mut both;
+    let step = first.graphs.begin(&stream, one).unwrap();
+    is(second.graphs.begin(&stream, other).map(drop), &rules::SEQUENCE_IN_PROGRESS);
+    is(attention.begin(&stream, other).map(drop), &rules::SEQUENCE_IN_PROGRESS);
+    // Given up before it has written anything, the step is the other's.
+    drop(step);
+    second.queue(&stream, other, &[4], 0..LAYERS).unwrap();
+    assert_eq!(attention.computed_tokens(&sequence).unwrap(), 4);
+}
+
+/// A replay that fails as no replay may.
+extern "C" fn no_replay(_: aclmdlRI, _: aclrtStream) -> aclError {
+    507_899
+}
+
+/// A replay that may have run in part is not repeated, and nothing goes on from its states.
+#[test]
+fn a_replay_that_fails_is_refused_afterwards() {
+    let Some(mut functions) = harness::functions_of(Cann::V9_1) else { return };
+    functions.aclmdlRIExecuteAsync = Some(no_replay);
+    let api = Arc::new(Api::from_functions(functions, "emulation whose replays fail"));
+    // SAFETY: the functions do what CANN's do, or fail as they may.
+    let runtime = unsafe { Runtime::from_api(api) }.unwrap();
+    let stream = runtime.device(0).unwrap().stream().unwrap();
+    let (mut attention, mut graphs, mut sequence) = after_a_prompt(&stream, &[1, 2, 3]);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let mut next = metadata(&attention, &sequence, 1);
+    let mut step = graphs.graphs.begin(&stream, &mut next).unwrap();
+    let failed = |outcome: Result<()>| {
+        let failed = outcome.unwrap_err();
+        assert!(matches!(failed, Error::Attention(_)), "{failed}");
+    };
+    failed(step.launch(FULL).map(drop));
+    is(step.launch(FULL).map(drop), &rules::STEP_LAYER_REPEATED);
+    failed(step.launch_convolution(LINEAR[0]).map(drop));
+    is(step.launch_convolution(LINEAR[0]).map(drop), &rules::STATE_TORN);
+    is(step.launch(LINEAR[0]).map(drop), &rules::STATE_TORN);
+    drop(step);
+    is(attention.begin(&stream, &next).map(drop), &rules::STATE_TORN);
+    is(graphs.graphs.begin(&stream, &mut next).map(drop), &rules::STATE_TORN);
+    sequence.truncate(0).unwrap();
+    attention.grow(&stream, &mut sequence, 2).unwrap();
+    drop(attention.begin(&stream, &metadata(&attention, &sequence, 2)).unwrap());
+}
+
+/// The range check looks at the inputs and outputs of replayed layers of linear attention, and not at their padding.
+#[test]
+fn replayed_layers_of_linear_attention_are_checked() {
+    let stream = stream_of(Cann::V9_1);
+    let (mut attention, mut graphs, mut sequence) = after_a_prompt(&stream, &[1, 2, 3]);
+    let mut other = sequence.fork();
+    for sequence in [&mut sequence, &mut other] {
+        attention.grow(&stream, sequence, 1).unwrap();
+    }
+    let batch = [&sequence, &other].map(|sequence| BatchRequest::of(sequence, 1));
+    let mut next = attention.metadata(&batch, StatePolicy::default()).unwrap();
+    graphs.graphs.set_range_check(RangeCheck::always()).unwrap();
+    let weights = graphs.weights.clone();
+    let mut step = graphs.graphs.begin(&stream, &mut next).unwrap();
+    for layer in LINEAR {
+        let rows = Rows::new(&stream, &[4, 5], 0, layer);
+        step.convolve(layer, (&rows.mixed, &weights[layer])).unwrap();
+        let elements = SHAPE.value_heads * SHAPE.value_dim;
+        let mut numbers = vec![0.5; 2 * elements];
+        if layer == LINEAR[1] {
+            numbers[elements + SHAPE.value_dim + 2] = f64::NAN;
+        }
+        let value = upload(&stream, numbers.into_iter(), &[2, SHAPE.value_heads, SHAPE.value_dim]);
+        step.forward(layer, rows.tensors(&value)).unwrap();
+    }
+    drop(step);
+    let findings = graphs.graphs.await_range_findings().unwrap();
+    let places: Vec<_> =
+        findings.iter().map(|found| (found.layer, found.tensor, found.request, found.token, found.head)).collect();
+    assert!(places.contains(&(LINEAR[1], LayerTensor::Value, 1, 0, 1)), "{places:?}");
+    assert!(places.contains(&(LINEAR[1], LayerTensor::Output, 1, 0, 1)), "{places:?}");
+    assert_eq!(places.len(), 2, "{places:?}");
+    assert_eq!(findings[0].element, 2);
 }

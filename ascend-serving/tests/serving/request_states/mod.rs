@@ -154,8 +154,8 @@ fn steps_refuse_what_does_not_go_together() {
     is(attention.grow(&stream, &mut plain.sequence(), 1), &rules::GROUP_LAYERS);
     is(other.grow(&stream, &mut sequence, 1), &rules::BLOCK_POOL);
     let elsewhere = stream.device().stream().unwrap();
-    is(attention.grow(&elsewhere, &mut sequence, 1), &rules::PLAN_TENSORS);
-    is(attention.begin(&elsewhere, &first).map(drop), &rules::PLAN_TENSORS);
+    is(attention.grow(&elsewhere, &mut sequence, 1), &rules::STATE_STREAM);
+    is(attention.begin(&elsewhere, &first).map(drop), &rules::STATE_STREAM);
     assert_eq!(sequence.len(), 2);
 
     let mut step = attention.begin(&stream, &first).unwrap();
@@ -372,7 +372,9 @@ fn layers_of_both_kinds_are_named_once() {
         assert_eq!(rule(layers, linear, states(&stream, 0)), Err(&rules::GROUP_LAYERS), "{linear:?} of {layers}");
     }
     let none = Attention::<bf16>::of_hybrid(2, [], [0, 1], states(&stream, 0));
-    assert_eq!(none.unwrap_err().rule, &rules::GROUP_LAYERS);
+    let none = none.unwrap_err();
+    assert_eq!(none.rule, &rules::GROUP_LAYERS);
+    assert!(none.given.contains("2 layers of linear attention, and no group"), "{none}");
     let endless = Attention::of_hybrid(2, [group(&stream, FULL)], std::iter::repeat(0), states(&stream, 0));
     assert_eq!(endless.unwrap_err().rule, &rules::GROUP_LAYERS);
 }

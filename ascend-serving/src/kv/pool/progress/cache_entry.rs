@@ -89,6 +89,13 @@ impl CacheEntry {
         }
     }
 
+    /// Records that this cache has lost the tokens of all sequences, those of steps in progress among them.
+    pub(crate) fn lose_all(&self) {
+        let mut table = lock(self.pool.progress_table());
+        let own = table.caches.get_mut(self.place).and_then(Option::as_mut);
+        own.into_iter().flat_map(|cache| &mut cache.sequences).for_each(|progress| progress.lose(0));
+    }
+
     /// Refuses a step if this cache does not have all tokens of the sequence before it.
     pub(crate) fn check(&self, whose: &dyn fmt::Display, tokens: StepTokens) -> Result<(), Violation> {
         lock(self.pool.progress_table()).check(Some(self.place), whose, &tokens)
