@@ -189,7 +189,7 @@ ascend_attention::spec::library_rules! {
     RANKS_BATCH = "ranks.batch",
         "the ranks of an attention bring the same step: the same sequences in order with the same cached and new tokens, \
         the same runs, layers, heads, element type, scale and cap, divided by rows on all, by heads, or replayed from \
-        graphs of one size; and none of them is refused what the others begin",
+        graphs of one size; and none of them refuses what the others begin",
         "give every rank the same requests in the same order, and make the attentions of all ranks alike";
     RANKS_LEFT = "ranks.left",
         "a rank takes part in steps until one of its layers fails half queued, or a step ends without some",

@@ -78,9 +78,9 @@ fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<Ran
             attention.grow(&stream, sequence, work.new)?;
         }
         let requests: Vec<_> = sequences.iter().map(|sequence| BatchRequest::of(sequence, work.new)).collect();
-        let (query, heads) = match work.by_rows {
-            true => (all_queries::<T>(work, step), work.heads * work.ranks),
-            false => (queries::<T>(work, attention.rank(), step), work.heads),
+        let query = match work.by_rows {
+            true => all_queries::<T>(work, step),
+            false => queries::<T>(work, attention.rank(), step),
         };
         rows = match work.by_rows {
             true => attention.division().split(&requests, PadPolicy::SkipNegative)?.rows(attention.rank()),
@@ -92,7 +92,7 @@ fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<Ran
             stream.upload(&own, [own.len() / row, heads, work.head_dim])
         };
         let [key, value] = [Kind::Key, Kind::Value].map(|kind| upload(&of_step::<T>(work, kind, step), work.kv_heads));
-        let (query, key, value) = (upload(&query, heads)?, key?, value?);
+        let (query, key, value) = (upload(&query, work.heads_of_rank())?, key?, value?);
         // The ranks begin together, so that none waits for another in its times.
         if let Some(communicator) = attention.communicator_mut() {
             communicator.barrier(&stream)?;

@@ -32,12 +32,12 @@ const DEVICES: &str = "ASCEND_EMU_DEVICES";
 
 /// Compute steps of a batch on one device and with the contexts divided over ranks, and compare results and times
 ///
-/// Each rank has a part of every request's keys and some of the query heads (decode context parallelism), or with
-/// --by-rows some of the new tokens: rank r is on the r-th device from --device on, and a thread of its own. The same
-/// batch is computed on one device first, with all
-/// heads. Prints the largest difference of an output element, the bytes that each rank sends, the times of a step, and
-/// those of its parts, of the rank for which it takes longest; of several steps the medians. What a layer costs on
-/// paper on NPUs, by published speeds (see `costs`), is printed beside them.
+/// Each rank has a part of every request's keys, and computes some of the query heads of every new token (decode
+/// context parallelism), or with --by-rows all heads of some new tokens (prefill context parallelism): rank r is on the
+/// r-th device from --device on, and a thread of its own. The same batch is computed on one device first, with the
+/// heads of all ranks. Prints the largest difference of an output element, the bytes that each rank sends, the times of
+/// a step, and those of its parts, of the rank for which it takes longest; of several steps the medians. What a layer
+/// costs on paper on NPUs, by published speeds (see `costs`), is printed beside them.
 ///
 /// The keys are random numbers that are written to the caches, and not computed. On the emulation a process with as
 /// many devices as ranks is started. Exit code 1: an element differs by more than --within, or is no number.
@@ -55,10 +55,10 @@ pub(super) struct Arguments {
     /// New tokens of each request in a step: 1 for decoding, more for a chunk of a prompt or drafts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number(1..=4096))]
     new: u64,
-    /// Divide the rows of a step, with the heads of all ranks, in the place of the heads (prefill context parallelism)
+    /// Divide the new tokens of a step in the place of the heads: a rank computes the heads of all ranks for its tokens
     #[arg(long)]
     by_rows: bool,
-    /// Query heads of each rank
+    /// Query heads of the model for each rank; with --by-rows a rank computes those of all
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = number(1..=256))]
     heads: u64,
     /// Key heads, which all ranks share: a divisor of --heads
@@ -123,6 +123,11 @@ struct Work {
 }
 
 impl Work {
+    /// The query heads that a rank computes.
+    fn heads_of_rank(&self) -> usize {
+        if self.by_rows { self.heads * self.ranks } else { self.heads }
+    }
+
     /// The rows of a step.
     fn rows(&self) -> usize {
         self.requests * self.new

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use ascend_serving::ContextPart;
 use serde_json::{Map, Value, json};
 
 use super::Work;
@@ -37,10 +38,11 @@ impl Report {
     }
 
     pub(super) fn title(&self) -> String {
-        let Work { ranks, requests, tokens, new, by_rows, heads, kv_heads, head_dim, .. } = self.work;
-        let (heads, rows) = if by_rows { (heads * ranks, ", by rows") } else { (heads, "") };
+        let Work { ranks, requests, tokens, new, by_rows, kv_heads, head_dim, .. } = self.work;
+        let (heads, rows) = (self.work.heads_of_rank(), if by_rows { ", by rows" } else { "" });
         format!(
-            "{} with {tokens} tokens each, {new} new in a step{rows}; {heads} heads of {head_dim} on each of {} over {}",
+            "{} with {tokens} tokens each, {new} new in a step{rows}; {heads} heads of {head_dim} on each of {} \
+             over {}",
             counted(requests, "request", "requests"),
             counted(ranks, "rank", "ranks"),
             counted(kv_heads, "key head", "key heads"),
@@ -54,6 +56,17 @@ impl Report {
         MACHINES.iter().map(move |machine| (machine.name, layer.of_each_rank(machine, ranks, by_rows)))
     }
 
+    /// The time of each part that there is: where rows are divided, keys are written as they are gathered, and nothing
+    /// is exchanged or merged behind the attention.
+    fn parts(&self) -> impl Iterator<Item = (&'static str, Duration)> {
+        let is_there = |part: &ContextPart| match self.work.by_rows {
+            true => matches!(part, ContextPart::Gather | ContextPart::Attention),
+            false => true,
+        };
+        let parts = PARTS.iter().zip(self.parts).filter(move |((part, _), _)| is_there(part));
+        parts.map(|((_, name), time)| (*name, time))
+    }
+
     /// The time of the divided step as a multiple of that on one device.
     fn ratio(&self) -> f64 {
         self.divided.as_secs_f64() / self.whole.as_secs_f64()
@@ -62,14 +75,13 @@ impl Report {
     pub(super) fn json(&self) -> Value {
         let Work { ranks, requests, tokens, new, by_rows, heads, kv_heads, head_dim, block_size, run, steps } =
             self.work;
-        let parts = PARTS.iter().zip(self.parts);
-        let parts: Map<String, Value> =
-            parts.map(|((_, name), time)| ((*name).to_owned(), json!(time.as_secs_f64()))).collect();
+        let parts = self.parts().map(|(name, time)| (name.to_owned(), json!(time.as_secs_f64())));
+        let parts: Map<String, Value> = parts.collect();
         let paper: Map<String, Value> =
             self.on_paper().map(|(machine, cost)| (machine.to_owned(), json!(cost.seconds()))).collect();
         json!({
-            "ranks": ranks, "requests": requests, "tokens": tokens, "new": new, "by_rows": by_rows, "heads": heads, "kv_heads": kv_heads,
-            "head_dim": head_dim, "block_size": block_size, "run": run, "steps": steps,
+            "ranks": ranks, "requests": requests, "tokens": tokens, "new": new, "by_rows": by_rows, "heads": heads,
+            "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size, "run": run, "steps": steps,
             "difference": number(self.difference),
             "sent_bytes": self.sent_bytes,
             "one_device_seconds": self.whole.as_secs_f64(),
@@ -88,7 +100,8 @@ impl fmt::Display for Report {
         writeln!(f, "sent by a rank      {} bytes a layer", self.sent_bytes)?;
         writeln!(f, "one device          {}", milliseconds(self.whole))?;
         write!(f, "divided             {}, {:.2} of one device", milliseconds(self.divided), self.ratio())?;
-        for ((_, name), time) in PARTS.iter().zip(self.parts) {
+        for (name, time) in self.parts() {
+            let name = if self.work.by_rows && name == "gather" { "gather and write" } else { name };
             write!(f, "\n  {name:<18}{}", milliseconds(time))?;
         }
         for (machine, cost) in self.on_paper() {
@@ -111,21 +124,80 @@ fn median(times: impl Iterator<Item = Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
+/// The largest difference of an element. Infinite where an element is no number, and unless the ranks together have
+/// each head of each token once.
 fn difference(work: &Work, whole: &WholeSteps, ranks: &[RankSteps]) -> f64 {
     let (dim, all) = (work.head_dim, work.heads * work.ranks);
+    let mut wanted: Vec<Option<&[f32]>> = whole.output.chunks_exact(dim).map(Some).collect();
     let mut largest = 0.0f64;
     for (rank, steps) in ranks.iter().enumerate() {
-        let heads = if work.by_rows { all } else { work.heads };
         let tokens = steps.rows.iter().cloned().flatten();
-        let rows = tokens.flat_map(|token| (0..heads).map(move |head| (token, head)));
-        for ((token, head), row) in rows.zip(steps.output.chunks_exact(dim)) {
+        let rows = tokens.flat_map(|token| (0..work.heads_of_rank()).map(move |head| (token, head)));
+        let mut output = steps.output.chunks_exact(dim);
+        for (token, head) in rows {
             let head = if work.by_rows { head } else { place(work, rank, head) };
-            let other = &whole.output[(token * all + head) * dim..][..dim];
+            let other = wanted.get_mut(token * all + head).and_then(Option::take);
+            let Some((row, other)) = output.next().zip(other) else {
+                return f64::INFINITY;
+            };
             for (one, other) in row.iter().zip(other) {
                 let apart = f64::from((one - other).abs());
                 largest = if apart.is_nan() { f64::INFINITY } else { largest.max(apart) };
             }
         }
+        if output.len() > 0 {
+            return f64::INFINITY;
+        }
     }
-    largest
+    if wanted.iter().any(Option::is_some) { f64::INFINITY } else { largest }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+
+    /// Four tokens of two heads of an element: each has its number.
+    fn difference_of(by_rows: bool, ranks: [(Vec<Range<usize>>, Vec<f32>); 2]) -> f64 {
+        let work = Work {
+            ranks: 2,
+            requests: 1,
+            tokens: 8,
+            new: 4,
+            by_rows,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 1,
+            block_size: 16,
+            run: 16,
+            steps: 2,
+        };
+        let whole = WholeSteps { times: Vec::new(), output: (0u8..8).map(f32::from).collect() };
+        let ranks = ranks.map(|(rows, output)| RankSteps { times: Vec::new(), output, rows, sent_bytes: 0 });
+        difference(&work, &whole, &ranks)
+    }
+
+    #[test]
+    fn every_row_of_the_ranks_is_compared_once() {
+        let outer = || (vec![0..1, 3..4], vec![0.0, 1.0, 6.0, 7.0]);
+        let inner = |last| (vec![1..2, 2..3], vec![2.0, 3.0, 4.0, last]);
+        assert_eq!(difference_of(true, [outer(), inner(5.0)]), 0.0);
+        assert_eq!(difference_of(true, [outer(), inner(5.5)]), 0.5);
+        // A number that is none, rows of nobody, rows of both, and more or fewer numbers than rows.
+        for other in [
+            inner(f32::NAN),
+            (vec![], vec![]),
+            (vec![1..2], vec![2.0, 3.0]),
+            outer(),
+            (vec![1..3], vec![2.0, 3.0, 4.0]),
+            (vec![1..3], vec![2.0, 3.0, 4.0, 5.0, 6.0]),
+            (vec![1..3, 4..5], vec![2.0, 3.0, 4.0, 5.0, 8.0, 9.0]),
+        ] {
+            assert_eq!(difference_of(true, [outer(), other.clone()]), f64::INFINITY, "{other:?}");
+        }
+        let heads = |first: f32| (vec![0..4], (0u8..4).map(|token| first + 2.0 * f32::from(token)).collect());
+        assert_eq!(difference_of(false, [heads(0.0), heads(1.0)]), 0.0);
+        assert_eq!(difference_of(false, [heads(0.0), (vec![0..3], vec![1.0, 3.0, 5.0])]), f64::INFINITY);
+    }
 }

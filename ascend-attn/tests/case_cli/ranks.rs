@@ -45,7 +45,9 @@ fn divided_rows_are_compared_with_one_device() {
     assert!(report["by_rows"] == true && report["difference"].as_f64().unwrap() < 0.01, "{report}");
     // Two other ranks: of 3 requests 24 of 70 new keys and 128 of 370 cached ones, all of them with their values.
     assert_eq!(report["sent_bytes"], 2 * 3 * (24 + 128) * 2 * 64 * 2);
-    assert_eq!(report["part_seconds"]["exchange"], 0.0, "{report}");
+    // The parts that there are, of which the first one has the writes.
+    let parts = report["part_seconds"].as_object().unwrap();
+    assert!(parts.len() == 2 && parts["gather"].as_f64() > Some(0.0) && parts["attention"].as_f64() > Some(0.0));
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! The bytes that one rank hands to another.
 
 use crate::lock::Lock;
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
 
 /// Memory of payloads that are gone, for the next ones: the pages of new memory cost more than the bytes that are
 /// copied to them.
-static FREE: Lock<Vec<Vec<u8>>> = Lock::new(Vec::new());
+static FREE: Lock<FreeMemory> = Lock::new(FreeMemory { memory: VecDeque::new(), bytes: 0 });
 
 /// The most bytes that are kept free: those of a communicator's two buffers in HCCL, unless `HCCL_BUFFSIZE` is set.
 const MOST_FREE: usize = 400 << 20;
@@ -53,12 +54,43 @@ pub(super) fn copied(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// The smallest free memory that holds so many bytes, if there is one that is not much larger.
-fn taken(bytes: usize) -> Option<Vec<u8>> {
-    let fits = bytes.max(LEAST_KEPT)..=bytes.saturating_mul(2);
-    let mut free = FREE.lock();
-    let fitting = free.iter().enumerate().filter(|(_, memory)| fits.contains(&memory.capacity()));
-    let (at, _) = fitting.min_by_key(|(_, memory)| memory.capacity())?;
-    Some(free.swap_remove(at))
+pub(super) fn taken(bytes: usize) -> Option<Vec<u8>> {
+    FREE.lock().take(bytes)
+}
+
+/// Memory that is kept free, at most [`MOST_FREE`] bytes of it.
+struct FreeMemory {
+    /// Each is empty; that which was kept first is in front.
+    memory: VecDeque<Vec<u8>>,
+    /// What all of it could hold.
+    bytes: usize,
+}
+
+impl FreeMemory {
+    fn take(&mut self, bytes: usize) -> Option<Vec<u8>> {
+        let fits = bytes.max(LEAST_KEPT)..=bytes.saturating_mul(2);
+        let fitting = self.memory.iter().enumerate().filter(|(_, memory)| fits.contains(&memory.capacity()));
+        let (at, _) = fitting.min_by_key(|(_, memory)| memory.capacity())?;
+        let memory = self.memory.remove(at)?;
+        self.bytes -= memory.capacity();
+        Some(memory)
+    }
+
+    /// Keeps memory, and gives back what was kept first where it is too much together. Nothing is kept of memory that
+    /// is too little or too much by itself.
+    fn keep(&mut self, mut memory: Vec<u8>) {
+        if !(LEAST_KEPT..=MOST_FREE).contains(&memory.capacity()) {
+            return;
+        }
+        memory.clear();
+        self.bytes += memory.capacity();
+        self.memory.push_back(memory);
+        while self.bytes > MOST_FREE
+            && let Some(first) = self.memory.pop_front()
+        {
+            self.bytes -= first.capacity();
+        }
+    }
 }
 
 /// The memory of a payload.
@@ -67,15 +99,8 @@ struct Bytes(Vec<u8>);
 
 impl Drop for Bytes {
     fn drop(&mut self) {
-        let mut memory = std::mem::take(&mut self.0);
-        if memory.capacity() < LEAST_KEPT {
-            return;
-        }
-        memory.clear();
-        let mut free = FREE.lock();
-        let kept: usize = free.iter().map(Vec::capacity).sum();
-        if memory.capacity() <= MOST_FREE.saturating_sub(kept) {
-            free.push(memory);
+        if self.0.capacity() >= LEAST_KEPT {
+            FREE.lock().keep(std::mem::take(&mut self.0));
         }
     }
 }
@@ -96,5 +121,22 @@ mod tests {
         drop(clone);
         let three = Payload::from(&bytes[1..]);
         assert_eq!((three.as_ptr(), &three[..]), (place, &bytes[1..]));
+    }
+
+    /// Payloads of another size than those before are kept too, in the place of what was kept first.
+    #[test]
+    fn what_was_kept_first_goes_first() {
+        let mut free = FreeMemory { memory: VecDeque::new(), bytes: 0 };
+        // Nothing is written to this memory, so that it has no pages.
+        (0..5).for_each(|_| free.keep(Vec::with_capacity(MOST_FREE / 4)));
+        assert_eq!((free.memory.len(), free.bytes), (4, MOST_FREE));
+        free.keep(Vec::with_capacity(MOST_FREE + 1));
+        free.keep(Vec::with_capacity(LEAST_KEPT - 1));
+        assert_eq!(free.bytes, MOST_FREE);
+        free.keep(vec![1; LEAST_KEPT]);
+        assert_eq!((free.memory.len(), free.bytes), (4, 3 * (MOST_FREE / 4) + LEAST_KEPT));
+        assert_eq!(free.take(LEAST_KEPT), Some(Vec::new()));
+        assert_eq!(free.take(LEAST_KEPT), None);
+        assert_eq!((free.memory.len(), free.bytes), (3, 3 * (MOST_FREE / 4)));
     }
 }

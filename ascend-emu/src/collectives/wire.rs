@@ -4,7 +4,7 @@
 //! byte strings, each of these in 8 bytes; then the numbers; then the byte strings, each behind its length. A string
 //! that is the one before has no bytes.
 
-use super::payload::Payload;
+use super::payload::{Payload, taken};
 use super::peer::{Came, Peer};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd};
@@ -230,7 +230,7 @@ impl Socket {
             return Err(garbage(format!("a message of {numbers} numbers and {payloads} strings")));
         }
         spend((numbers + payloads) * 8)?;
-        let numbers = reader.read_bytes(numbers * 8)?;
+        let numbers = reader.read_payload(numbers * 8)?;
         let numbers = numbers.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number)).collect();
         let mut read: Vec<Payload> = Vec::new();
         for _ in 0..payloads {
@@ -240,7 +240,7 @@ impl Socket {
                 SAME => read.last().cloned().ok_or_else(|| garbage("a first string that is the one before"))?,
                 len => {
                     spend(len)?;
-                    reader.read_bytes(len)?.into()
+                    reader.read_payload(len)?
                 }
             };
             read.push(payload);
@@ -278,13 +278,42 @@ impl Read for Reader<'_> {
 }
 
 impl Reader<'_> {
-    /// Reads `len` bytes. Memory grows as they arrive.
-    fn read_bytes(&mut self, len: u64) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(len.min(1 << 20) as usize);
-        self.by_ref().take(len).read_to_end(&mut bytes)?;
-        match bytes.len() as u64 == len {
-            true => Ok(bytes),
+    /// Reads `len` bytes, into memory of a payload that is gone where there is some; other memory grows as they arrive.
+    fn read_payload(&mut self, len: u64) -> io::Result<Payload> {
+        let free = usize::try_from(len).ok().and_then(taken);
+        let mut bytes = free.unwrap_or_else(|| Vec::with_capacity(len.min(1 << 20) as usize));
+        let read = self.by_ref().take(len).read_to_end(&mut bytes);
+        // Also of a message that breaks off the memory is kept.
+        let payload = Payload::from(bytes);
+        read?;
+        match payload.len() as u64 == len {
+            true => Ok(payload),
             false => Err(io::ErrorKind::UnexpectedEof.into()),
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn payloads_that_arrive_take_memory_that_is_free() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let [one, other] = [one, other].map(|stream| Socket::new(stream, Duration::from_secs(60)).unwrap());
+        // No other test has payloads of such a length.
+        let bytes = vec![7u8; (5 << 20) + 3];
+        let message = Message::new(Verb::Call, vec![1], vec![bytes.as_slice().into()]);
+        let places = [(); 2].map(|()| {
+            thread::scope(|scope| {
+                scope.spawn(|| one.send(&message).unwrap());
+                let came = other.receive(MOST_BYTES, None).unwrap().unwrap();
+                assert_eq!((&came.numbers, &*came.payloads[0]), (&message.numbers, &bytes[..]));
+                came.payloads[0].as_ptr().addr()
+            })
+        });
+        assert_eq!(places[0], places[1]);
     }
 }

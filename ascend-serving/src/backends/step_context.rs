@@ -45,6 +45,12 @@ impl AttentionShape {
         Self::new(heads, 1, 192)
     }
 
+    /// The heads of `ranks` ranks with as many each, over the same key heads. Of too many to count the most, which no
+    /// tensor has.
+    pub(crate) fn of_ranks(self, ranks: usize) -> Self {
+        Self { heads: self.heads.saturating_mul(ranks), ..self }
+    }
+
     /// Sets another factor of the scores.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = scale;

@@ -14,9 +14,9 @@ use crate::kv::{
 };
 use crate::rules;
 
-use super::context_parallel::{ContextParallel, ContextSplit};
+use super::context_parallel::{ContextParallel, ContextSplit, RankStep};
 use super::paged_rows::Queries;
-use super::step_agreement::{SequenceNames, StepOrder, refuse};
+use super::step_agreement::{BY_ROWS, SequenceNames, StepOrder, refuse};
 
 /// One rank of an attention whose contexts are divided over ranks (decode context parallelism, DCP): each rank has a
 /// part of every request's keys, and some of the query heads, and gets the attention of its own heads over all keys.
@@ -36,19 +36,24 @@ use super::step_agreement::{SequenceNames, StepOrder, refuse};
 /// alike, or share that of another rank of the process ([`with_pool`](Self::with_pool)).
 ///
 /// The first layer of a step compares what the ranks bring, before it writes or computes anything: lengths, order of
-/// the sequences, runs, layers, heads, element type, scale and graph. Where a rank has another step, all ranks refuse
-/// the layer with the first difference and the ranks that have it ([`RANKS_BATCH`](crate::rules::RANKS_BATCH)), and
-/// nothing has changed: the wrong ones begin the step again, the others repeat the layer. A rank that is refused before
-/// by a rule of its own, or ends its step before the first layer, takes part in the comparison as a refused one, without
-/// waiting: the others refuse the layer with its name, and repeat it. A sequence goes by the step and request that had it first, so that two new ones of equal
-/// lengths may change places unseen. That costs an exchange of 8 bytes of each rank in each step, for which the host
-/// waits until the stream has come to the step; [`trust_steps`](Self::trust_steps) leaves it out.
+/// the sequences, runs, layers, heads, element type, scale, and whether the step is divided by heads, by rows or
+/// replayed from a graph of some size. Where a rank has another step, all ranks refuse the layer with the first
+/// difference and the ranks that have it ([`RANKS_BATCH`](crate::rules::RANKS_BATCH)), and nothing has changed: the
+/// wrong ones begin the step again, the others repeat the layer. A sequence goes by the step and request that had it
+/// first, so that two new ones of equal lengths may change places unseen. That costs an exchange of 8 bytes of each
+/// rank in each step, for which the host waits until the stream has come to the step;
+/// [`trust_steps`](Self::trust_steps) leaves it out.
 ///
-/// A refusal leaves rank and step as they were. Behind the comparison, or without it, the other ranks wait until the
-/// call is repeated or the rank is dropped. Where a layer fails half queued, or a step ends without some layers, the rank leaves its
-/// communicator: the other ranks fail with an error of their own, on the emulation at once, on hardware after the limit
-/// of HCCL, and every later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)). A rank that has left counts no
-/// token as computed.
+/// A refusal leaves rank and step as they were, and so does a step that ends before its first layer: nothing of it goes
+/// to the other ranks. They wait in their first layer until the rank comes to one, as long as HCCL lets them: with the
+/// same step all go on, with another one all are refused. A rank that comes to none calls
+/// [`refuse_step`](Self::refuse_step), by which the others are refused, or is dropped.
+///
+/// Behind the comparison, or without it, the other ranks wait until a refused layer is repeated or the rank is dropped.
+/// Where a layer fails half queued, or a step ends without some layers, the rank leaves its communicator: the other
+/// ranks fail with an error of their own, on the emulation at once, on hardware after the limit of HCCL, and every
+/// later step is refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)). A rank that has left counts no token
+/// as computed.
 ///
 /// **A step counts before the other ranks are known to have made it**: once this rank has queued every layer. A rank
 /// that leaves behind layer 0 is noticed where its calls are waited for: when this rank's stream is synchronised,
@@ -59,13 +64,13 @@ use super::step_agreement::{SequenceNames, StepOrder, refuse};
 /// [`leave`](Self::leave) on all ranks, or drop the attentions, make communicators and attentions anew, and compute the
 /// sequences again. With [`trust_steps`](Self::trust_steps) the synchronisation alone tells.
 ///
-/// Prompts may be computed with their rows divided in the place of the heads ([`begin_rows`](Self::begin_rows)), over the
-/// same sequences and caches.
+/// Prompts may be computed with their rows divided in the place of the heads ([`begin_rows`](Self::begin_rows)), over
+/// the same sequences and caches.
 ///
 /// Over a cache of latents ([`CacheShape::latent`](crate::kv::CacheShape::latent)) a layer has
-/// [absorbed](crate::LatentForm::Absorbed) queries, whose rotary parts are gathered too, and its output is
-/// `[tokens, N, 512]`, which the caller projects. Each new token sees its keys in a row of its own there, of prompts and
-/// drafts as well. Steps of divided heads need CANN 8.5: before, the operator gives no log-sum-exps of latents.
+/// [absorbed](crate::LatentForm::Absorbed) queries, whose rotary parts are gathered too, and an output
+/// `[tokens, N, 512]`, which the caller projects. Each new token sees its keys in a row of its own there, of prompts
+/// and drafts as well. Steps of divided heads need CANN 8.5: before, the operator gives no log-sum-exps of latents.
 ///
 /// It needs ScatterPaKvCache, AttentionUpdate and HCCL: Atlas A2, A3 or Ascend 950, a release after CANN 8.1.
 ///
@@ -118,9 +123,6 @@ pub struct ContextAttention<T: Element> {
     pub(super) names: SequenceNames,
     /// Whether steps begin without a comparison of the ranks.
     trusts: bool,
-    /// Where the rank says that it was refused, so that no stream of the caller waits for the others. Made for the
-    /// first refusal.
-    refusals: Option<Stream>,
 }
 
 impl<T: Element> ContextAttention<T> {
@@ -158,8 +160,8 @@ impl<T: Element> ContextAttention<T> {
         let rank = communicator.rank();
         let entry = CacheEntry::new(&pool);
         let names = SequenceNames::default();
-        let (communicator, trusts, refusals) = (Some(communicator), false, None);
-        Ok(Self { communicator, rank, shape, cache, division, pool, entry, names, trusts, refusals })
+        let communicator = Some(communicator);
+        Ok(Self { communicator, rank, shape, cache, division, pool, entry, names, trusts: false })
     }
 
     /// Leaves out the comparison of steps, for an engine which makes sure that the ranks' steps are equal by itself:
@@ -261,6 +263,27 @@ impl<T: Element> ContextAttention<T> {
         Ok(())
     }
 
+    /// Refuses the step that the other ranks make or come to, and waits for them: their first layer of it is refused
+    /// with the name of this rank, and nothing has changed. For a rank that cannot make the step, was refused for
+    /// example, and has no other one to make: nothing else tells the others of a refusal while the rank lives. One call
+    /// refuses one comparison.
+    ///
+    /// # Errors
+    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) where [steps are not compared](Self::trust_steps);
+    /// [`Error::Capturing`](ascend_attention::Error::Capturing) on a thread that captures a graph. Errors of HCCL, also
+    /// where the others come to no step in time: the rank has left.
+    pub fn refuse_step(&mut self, stream: &Stream) -> Result<()> {
+        self.joined()?;
+        self.cache.admits(stream)?;
+        if self.trusts {
+            return Err(Error::invalid("self", "ranks that trust each other", "ranks that compare their steps")
+                .fix("drop the attention of this rank, by which the others fail"));
+        }
+        self.exchange(|communicator, exchanged| refuse(communicator, stream, exchanged))
+    }
+
     /// The number of a sequence's first tokens that this rank has computed, as
     /// [`PagedKvCache::computed_tokens`] counts them: those whose layers it has queued, whatever the other ranks did
     /// ([above](ContextAttention)). None once the rank has left.
@@ -293,7 +316,9 @@ impl<T: Element> ContextAttention<T> {
         for sequence in requests.iter().filter_map(|request| request.sequence) {
             self.holds(sequence)?;
         }
-        let split = self.division.divide(requests, self.cache.pool().pad_policy(), self.cache.shape().is_latent())?;
+        // Latents have no call of the new tokens among themselves; a step by rows has calls of its own.
+        let by_row = self.cache.shape().is_latent() && form != BY_ROWS;
+        let split = self.division.divide(requests, self.cache.pool().pad_policy(), by_row)?;
         // Blocks that go back from here on wait for the step.
         let lease = self.pool.begin_step(stream);
         let tokens = requests.iter().enumerate();
@@ -305,15 +330,10 @@ impl<T: Element> ContextAttention<T> {
         if let Some(block) = self.pool.first_uncopied(blocks(), CopiesIn::Cache(&self.entry)) {
             return Err(uncopied(format_args!("block {block} of the step")).into());
         }
-        let compared = self.compares();
+        let compared = !self.trusts && self.division.share().ranks() > 1;
         let settings = (self.shape, self.cache.shape(), T::DTYPE);
         let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests, form));
         Ok(PreparedStep { split, order: StepOrder::new(terms), progress, lease })
-    }
-
-    /// The heads of all ranks.
-    pub(super) fn all_heads(&self) -> AttentionShape {
-        AttentionShape { heads: self.shape.heads * self.division.share().ranks(), ..self.shape }
     }
 
     /// Refuses a layer out of order, or inputs of other shapes and kinds; returns the queries.
@@ -351,52 +371,24 @@ impl<T: Element> ContextAttention<T> {
         Ok(Queries { query: inputs.query, rope })
     }
 
-    /// Whether the ranks compare their steps.
-    fn compares(&self) -> bool {
-        !self.trusts && self.division.share().ranks() > 1
-    }
-
-    /// Tells the other ranks where a step was refused that they have not agreed in, so that they do not wait for this
-    /// rank. `order` is that of the step, once it has begun.
-    pub(super) fn tell_refused<R>(&mut self, order: Option<&mut StepOrder>, outcome: Result<R>) -> Result<R> {
-        let is_open = order.as_ref().map_or(self.compares(), |order| order.is_open());
-        if outcome.is_err() && is_open {
-            order.into_iter().for_each(StepOrder::tell);
-            self.refuse_step();
-        }
-        outcome
-    }
-
-    /// Tells the other ranks at the end of a step if they wait for it: those which wait for layers by leaving, and those
-    /// which compare, and have heard nothing, by a refusal.
+    /// Leaves at the end of a step of which the other ranks wait for layers.
     pub(super) fn end_step(&mut self, order: &StepOrder) {
-        if order.is_torn(self.cache.shape().layers) {
+        if self.is_torn(order) {
             self.leave();
-        } else if order.is_silent() {
-            self.refuse_step();
         }
     }
 
-    /// Takes part in the comparison of a step as a rank that was refused; where that fails the rank leaves.
-    fn refuse_step(&mut self) {
-        let Some(communicator) = &mut self.communicator else {
-            return;
-        };
-        let stream = match self.refusals.take() {
-            Some(stream) => Ok(stream),
-            None => self.cache.device().stream().map_err(Error::from),
-        };
-        let told = stream.and_then(|stream| {
-            refuse(communicator, &stream, 1)?;
-            Ok(stream)
-        });
-        match told {
-            Ok(stream) => self.refusals = Some(stream),
-            Err(error) => {
-                tracing::error!("rank {} leaves, since it cannot tell the others of a refusal: {error}", self.rank);
-                self.leave();
-            }
+    /// The outcome of a step's end, which says how to go on where the rank leaves.
+    pub(super) fn advise(&self, order: &StepOrder, ended: Result<()>) -> Result<()> {
+        match self.is_torn(order) {
+            true => ended.map_err(|why| why.fix(rules::RANKS_LEFT.fix)),
+            false => ended,
         }
+    }
+
+    /// Whether there are other ranks, which wait for layers of a step.
+    fn is_torn(&self, order: &StepOrder) -> bool {
+        self.division.share().ranks() > 1 && order.is_torn(self.cache.shape().layers)
     }
 
     /// Compares a step with those of the other ranks, unless they trust each other or have agreed in it.
@@ -404,24 +396,23 @@ impl<T: Element> ContextAttention<T> {
         let Some(terms) = &order.terms else {
             return Ok(());
         };
-        let communicator = joined(&mut self.communicator, self.rank)?;
-        let mut exchanged = false;
-        match terms.difference(communicator, stream, &mut exchanged) {
-            Ok(None) => {
-                self.names.agreed(terms);
-                order.begin();
-                Ok(())
-            }
-            Ok(Some(difference)) => {
-                order.tell();
-                Err(difference.into())
-            }
-            Err(error) if exchanged => {
-                self.leave();
-                Err(error)
-            }
-            Err(error) => self.tell_refused(Some(order), Err(error)),
+        let difference = self.exchange(|communicator, exchanged| terms.difference(communicator, stream, exchanged))?;
+        if let Some(difference) = difference {
+            return Err(difference.into());
         }
+        self.names.agreed(terms);
+        order.begin();
+        Ok(())
+    }
+
+    /// Makes calls between the ranks, and leaves if they fail after some have come to the others, as `exchange` says.
+    fn exchange<R>(&mut self, exchange: impl FnOnce(&mut Communicator, &mut bool) -> Result<R>) -> Result<R> {
+        let mut exchanged = false;
+        let outcome = exchange(joined(&mut self.communicator, self.rank)?, &mut exchanged);
+        if outcome.is_err() && exchanged {
+            self.leave();
+        }
+        outcome
     }
 
     /// What this rank has computed of the sequences.
@@ -477,7 +468,10 @@ pub(super) fn left(rank: usize) -> Violation {
     rules::RANKS_LEFT.broken(format_args!("rank {rank}, which has left its communicator"), "a rank that has not")
 }
 
-#[cold]
-pub(super) fn no_rank(rank: usize, ranks: usize) -> Error {
-    Error::invalid("rank", rank, format_args!("below {ranks}")).fix("divide the contexts over the communicator's ranks")
+/// The part of a step that is the rank's own.
+pub(super) fn own_step(split: &ContextSplit, rank: usize) -> Result<&RankStep> {
+    split.ranks().get(rank).ok_or_else(|| {
+        Error::invalid("rank", rank, format_args!("below {}", split.ranks().len()))
+            .fix("divide the contexts over the communicator's ranks")
+    })
 }

@@ -23,8 +23,8 @@ pub enum ContextPart {
     Start,
     /// Keys and values are in the cache.
     Write,
-    /// The queries of all ranks are here, in order; where rows are divided, the keys and values of all, and those of the
-    /// rank are in its cache.
+    /// The queries of all ranks are here, in order; where rows are divided, the keys and values of all, and those of
+    /// the rank are in its cache.
     Gather,
     /// The calls over the rank's keys and of the new tokens are over.
     Attention,
@@ -135,8 +135,7 @@ impl<T: Element> ContextExchange<T> {
         };
         let mut exchange = Self::of(stream, shape, size, (layer.queries, value_dim), new, false, split.parts())?;
         if let Some(rank) = split.ranks().get(rank) {
-            let all = AttentionShape { heads: shape.heads * size, ..shape };
-            let call = |layout| over_keys(all, layout);
+            let call = |layout| over_keys(shape.of_ranks(size), layout);
             exchange.call = rank.rows().plan(call, exchange.queries(), &layer.cache, layer.block_table)?;
         }
         if exchange.call.is_none() {
@@ -249,7 +248,7 @@ impl<T: Element> ContextExchange<T> {
         (queries, cache, block_table): (Queries<'_, T>, &LayerCache<T>, &BlockTable),
         (longest, output): (&PerRequest, &Tensor<T>),
     ) -> Result<()> {
-        let all = AttentionShape { heads: shape.heads * self.size, ..shape };
+        let all = shape.of_ranks(self.size);
         let attend = |gathered: Queries<'_, T>, local: &mut Output<T>| {
             record_single_rows(capture, all, Self::lengths(longest), (gathered, cache, block_table), local)
         };

@@ -16,7 +16,7 @@ use crate::graphs::{GraphPool, GraphStep, copy_rows, zeros};
 use crate::kv::{BlockPool, CacheEntry, StepLease, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
 use crate::rules;
 
-use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, no_rank, rows_of_layer};
+use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, own_step, rows_of_layer};
 use super::context_exchange::ContextExchange;
 use super::paged_rows::Queries;
 use super::step_agreement::StepOrder;
@@ -153,18 +153,6 @@ impl<T: Element> ContextGraphs<T> {
         stream: &'a Stream,
         requests: &[BatchRequest<'_>],
     ) -> Result<ContextGraphStep<'a, T>> {
-        let started = self.start(attention, stream, requests);
-        let (step, order, lease) = attention.tell_refused(None, started)?;
-        Ok(ContextGraphStep { attention, step, stream, tokens: requests.len(), order, _lease: lease })
-    }
-
-    /// Begins a step, of which the other ranks are told nothing.
-    fn start<'a>(
-        &'a mut self,
-        attention: &mut ContextAttention<T>,
-        stream: &'a Stream,
-        requests: &[BatchRequest<'_>],
-    ) -> Result<StartedGraphs<'a, T>> {
         if !Arc::ptr_eq(&self.entry, attention.entry()) {
             return Err(rules::SETTINGS_CACHE
                 .broken(format_args!("graphs of another cache than that of rank {}", attention.rank()), "its own")
@@ -179,9 +167,9 @@ impl<T: Element> ContextGraphs<T> {
         for (index, request) in requests.iter().enumerate() {
             self.check(index, request)?;
         }
-        let (rank, blocks) = (attention.rank(), attention.cache.pool().blocks());
+        let blocks = attention.cache.pool().blocks();
         let PreparedStep { split, order, progress, lease } = attention.prepare(stream, requests, rows as i64)?;
-        let own = split.ranks().get(rank).ok_or_else(|| no_rank(rank, split.ranks().len()))?;
+        let own = own_step(&split, attention.rank())?;
         let more = rows.saturating_sub(requests.len());
         let table: Vec<&[usize]> = (0..rows).map(|request| own.table().row(request).unwrap_or(&[])).collect();
         for (request, row) in table.iter().enumerate() {
@@ -204,7 +192,7 @@ impl<T: Element> ContextGraphs<T> {
             buffers.slots.overwrite(stream, &slots)?;
             buffers.exchange.keep(stream, &lengths)
         })?;
-        Ok((step, order, lease))
+        Ok(ContextGraphStep { attention, step, stream, tokens: requests.len(), order, _lease: lease })
     }
 
     /// Refuses a request that the graphs cannot hold.
@@ -238,9 +226,6 @@ impl<T: Element> fmt::Debug for ContextGraphs<T> {
     }
 }
 
-/// A step of graphs, its order, and the hold on its blocks.
-type StartedGraphs<'a, T> = (GraphStep<'a, ContextBuffers<T>>, StepOrder, StepLease<'a, Stream>);
-
 /// A step in progress on one rank, replayed layer by layer. From [`ContextGraphs::begin`]; it ends as a
 /// [`ContextStep`](crate::ContextStep) does.
 pub struct ContextGraphStep<'a, T: Element> {
@@ -263,7 +248,6 @@ impl<T: Element> ContextGraphStep<'_, T> {
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let inputs = inputs.into();
         let outcome = self.ready(layer, &inputs);
-        let outcome = self.attention.tell_refused(Some(&mut self.order), outcome);
         if outcome.is_err() {
             self.step.silence();
         }
@@ -301,7 +285,7 @@ impl<T: Element> ContextGraphStep<'_, T> {
     /// # Errors
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
-        self.order.advise(self.step.check_end(), self.attention.cache.shape().layers)
+        self.attention.advise(&self.order, self.step.check_end())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which rank holds which key of a step, and what each rank computes of it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::merge::PartsOfRows;
@@ -16,13 +17,13 @@ use crate::kv::{CopiesIn, Interleave, MAX_INT32, PadPolicy, PageTable, check_slo
 use crate::rules::{self, room};
 
 use super::paged_rows::PagedRows;
-use super::zigzag::zigzag;
+use super::zigzag::chunks;
 
 /// Divides contexts that are too long for one cache over ranks, each with a cache of its own.
 ///
 /// [`ContextAttention`](crate::ContextAttention) computes with it. Every rank has the query heads of all ranks and the
-/// keys that [`Interleave`] assigns to it. It attends over these, without a mask, and the merge of the ranks' results by
-/// their log-sum-exps is attention over all keys, exactly:
+/// keys that [`Interleave`] assigns to it. It attends over these, without a mask, and the merge of the ranks' results
+/// by their log-sum-exps is attention over all keys, exactly:
 ///
 /// | step | call of each rank | one more call |
 /// |---|---|---|
@@ -55,7 +56,8 @@ pub struct ContextSplit {
 pub struct RankStep {
     rank: usize,
     slots: Vec<i32>,
-    table: PageTable,
+    /// The table of all ranks.
+    table: Arc<PageTable>,
     rows: PagedRows,
 }
 
@@ -180,13 +182,13 @@ impl ContextParallel {
             request.check_repeated(index, used, Causality::Causal)?;
             rows.extend(seen(request).map(|_| used));
         }
-        let table = PageTable::from_rows(&rows)?;
+        let table = Arc::new(PageTable::from_rows(&rows)?);
         let any_blocks = MAX_INT32 / self.block_size;
         let ranks = (0..self.share.ranks()).map(|rank| {
             let mut step = RankStep {
                 rank,
                 slots: Vec::new(),
-                table: table.clone(),
+                table: Arc::clone(&table),
                 rows: PagedRows { q_ends: ends.clone(), kv_lengths: PerRequest::default(), single },
             };
             let mut padded = 0;
@@ -251,8 +253,9 @@ impl ContextSplit {
         &self.ranks
     }
 
-    /// Which ranks (bit `rank`) have keys for which rows; the bit after the last rank's is for the new tokens among
-    /// themselves, which are a part of their own unless every request adds a single one.
+    /// Which ranks (bit `rank`) have keys for which rows, of steps whose heads are divided; the bit after the last
+    /// rank's is for the new tokens among themselves, which are a part of their own unless every request adds a single
+    /// one, or the step is one of [`ContextAttention::begin`](crate::ContextAttention::begin) over latents.
     pub fn parts(&self) -> &[PartsOfRows] {
         &self.parts
     }
@@ -264,15 +267,18 @@ impl ContextSplit {
 
     /// The step's tokens whose rows `rank` computes where rows are divided over the ranks
     /// ([`ContextAttention::begin_rows`](crate::ContextAttention::begin_rows)), in the order in which it brings them:
-    /// of each request chunk `rank` and chunk `2 P - 1 - rank` of `2 P` for `P` ranks (zigzag), so that all have as much
-    /// to do. Chunks differ by one token where the new ones do not divide, and empty ones are left out.
+    /// of each request chunk `rank` and chunk `2 P - 1 - rank` of `2 P` for `P` ranks (zigzag), so that all have as
+    /// much to do. Chunks differ by one token where the new ones do not divide, and empty ones are left out.
     pub fn rows(&self, rank: usize) -> Vec<Range<usize>> {
         let mut start = 0;
-        let ends = self.new.q_ends.ends().iter().map(|end| std::mem::replace(&mut start, *end)..*end);
-        let chunks = ends.flat_map(|tokens| {
-            zigzag(self.ranks.len(), rank, tokens.len()).map(|rows| tokens.start + rows.start..tokens.start + rows.end)
-        });
-        chunks.filter(|rows| !rows.is_empty()).collect()
+        let ends = self.new.q_ends.ends().iter();
+        let requests: Vec<Range<usize>> = ends.map(|end| std::mem::replace(&mut start, *end)..*end).collect();
+        let chunks = chunks(self.ranks.len(), rank, requests.iter().map(Range::len));
+        let in_step = |(request, rows): (usize, Range<usize>)| {
+            let start = requests[request].start;
+            start + rows.start..start + rows.end
+        };
+        chunks.map(in_step).collect()
     }
 
     /// The call of the new tokens among themselves, unless each sees its own key in the call of a rank.
@@ -288,7 +294,7 @@ impl RankStep {
         &self.slots
     }
 
-    /// Keys of each request that the rank's call reads.
+    /// Keys that the rank's call reads, by the rows of the [table](Self::table), of steps whose heads are divided.
     pub fn kv_lengths(&self) -> &PerRequest {
         &self.rows.kv_lengths
     }
@@ -298,7 +304,8 @@ impl RankStep {
         &self.rows
     }
 
-    /// The block table, the same for all ranks.
+    /// The block table, the same for all ranks: a row for each request, or for each token in a step of
+    /// [`ContextAttention::begin`](crate::ContextAttention::begin) over latents.
     pub fn table(&self) -> &PageTable {
         &self.table
     }

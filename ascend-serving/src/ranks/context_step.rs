@@ -10,9 +10,9 @@ use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
 use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
-use crate::kv::{CacheShape, CacheWrite, StepLease};
+use crate::kv::{CacheWrite, StepLease, check_blocks_of};
 
-use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, no_rank, rows_of_layer};
+use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, own_step, rows_of_layer};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
 use super::context_parallel::ContextSplit;
 use super::paged_rows::Queries;
@@ -32,17 +32,12 @@ impl<T: Element> ContextAttention<T> {
     /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) by what this rank has computed of a sequence;
-    /// as for [`ContextParallel::split`](crate::ContextParallel::split). The other ranks are told of a refusal, as the
-    /// [attention](ContextAttention) says.
+    /// as for [`ContextParallel::split`](crate::ContextParallel::split). The other ranks hear nothing of a refusal, as
+    /// the [attention](ContextAttention) says.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
-        let begun = self.prepare(stream, requests, BY_HEADS).and_then(|step| {
-            let own = step.split.ranks().get(self.rank);
-            let own = own.ok_or_else(|| no_rank(self.rank, step.split.ranks().len()))?;
-            let block_table = self.cache.block_table(stream, own.table())?;
-            Ok((step, Divided::Heads(Box::new(block_table), None)))
-        });
-        let (step, divided) = self.tell_refused(None, begun)?;
-        Ok(ContextStep::new(self, stream, step, divided))
+        let step = self.prepare(stream, requests, BY_HEADS)?;
+        let block_table = self.cache.block_table(stream, own_step(&step.split, self.rank)?.table())?;
+        Ok(ContextStep::new(self, stream, step, StepCalls::Heads(Box::new(block_table), None)))
     }
 
     /// Begins a step whose rows are divided over the ranks, with the heads of all (prefill context parallelism, PCP):
@@ -52,7 +47,8 @@ impl<T: Element> ContextAttention<T> {
     /// its rows, each of which sees every key up to its own, so that nothing is merged. A step of
     /// [`begin`](Self::begin) may follow over the same sequences.
     ///
-    /// The step keeps the keys and values of its requests in one layer, those of all ranks, in memory of its own.
+    /// The step has the keys and values of its requests in one layer, those of all ranks, twice in memory of its own:
+    /// as they arrive, and by request.
     ///
     /// Of the heads of all ranks those over one key head are behind each other, rank after rank: where a rank has `g`
     /// query heads over each key head, head `k g + j` of rank `r` is head `(k P + r) g + j` of the query here.
@@ -76,7 +72,8 @@ impl<T: Element> ContextAttention<T> {
     ///         PadPolicy::SkipNegative,
     ///     )?;
     ///     let mut attention = ContextAttention::new(communicator, AttentionShape::new(2, 1, 64), cache, 16)?;
-    ///     let ones = |rows: usize, heads: usize| stream.upload(&vec![bf16::ONE; rows * heads * 64], [rows, heads, 64]);
+    ///     let ones =
+    ///         |rows: usize, heads: usize| stream.upload(&vec![bf16::ONE; rows * heads * 64], [rows, heads, 64]);
     ///     let mut sequence = attention.sequence();
     ///     attention.grow(&stream, &mut sequence, 33)?;
     ///     let mut step = attention.begin_rows(&stream, &[BatchRequest::of(&sequence, 33)])?;
@@ -107,27 +104,29 @@ impl<T: Element> ContextAttention<T> {
     ///
     /// # Errors
     /// As for [`begin`](Self::begin); [`POOL_SIZE`](crate::rules::POOL_SIZE) for more keys than have slots, and
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) behind cached tokens where a token's row in the cache is not
-    /// contiguous.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) where a token's row in the cache is not contiguous, since later
+    /// chunks could not be gathered.
     pub fn begin_rows<'a>(
         &'a mut self,
         stream: &'a Stream,
         requests: &[BatchRequest<'_>],
     ) -> Result<ContextStep<'a, T>> {
-        let begun = self.prepare(stream, requests, BY_ROWS).and_then(|step| {
-            let (pool, by_row) = (self.cache.pool(), self.cache.shape().is_latent());
-            let rows = RowSplit::new(&step.split, self.division(), requests, (self.rank, pool), by_row)?;
-            Ok((step, Divided::Rows(Box::new(rows), None)))
-        });
-        let (step, divided) = self.tell_refused(None, begun)?;
-        Ok(ContextStep::new(self, stream, step, divided))
+        let (pool, by_row) = (self.cache.pool(), self.cache.shape().is_latent());
+        self.cache.layer(0)?.check_contiguous(pool.block_size())?;
+        let (blocks, pool) = (pool.blocks(), pool.clone());
+        let step = self.prepare(stream, requests, BY_ROWS)?;
+        for (request, row) in own_step(&step.split, self.rank)?.table().rows().enumerate() {
+            check_blocks_of(request, row, blocks)?;
+        }
+        let rows = RowSplit::new(&step.split, self.division(), requests, (self.rank, &pool), by_row)?;
+        Ok(ContextStep::new(self, stream, step, StepCalls::Rows(Box::new(rows), None)))
     }
 }
 
-/// What a step divides over the ranks, and the calls that its first layer has prepared for all layers, with their
-/// tensors.
+/// The calls of a step, which its first layer prepares for all layers, with their tensors, by what is divided over the
+/// ranks.
 #[derive(Debug)]
-enum Divided<T: Element> {
+enum StepCalls<T: Element> {
     /// The heads, whose rows are all on the rank, over the keys of a block table.
     Heads(Box<BlockTable>, Option<Box<(CacheWrite, ContextExchange<T>)>>),
     Rows(Box<RowSplit>, Option<Box<RowExchange<T>>>),
@@ -139,9 +138,9 @@ enum LayerCalls<'a, T: Element> {
     Rows(&'a mut RowExchange<T>),
 }
 
-impl<T: Element> Divided<T> {
+impl<T: Element> StepCalls<T> {
     /// The calls of a layer, prepared if it is the first.
-    fn calls<'a>(
+    fn of_layer<'a>(
         &'a mut self,
         attention: &ContextAttention<T>,
         (stream, split, layer): (&Stream, &ContextSplit, usize),
@@ -169,9 +168,9 @@ impl<T: Element> Divided<T> {
                 let calls = match calls {
                     Some(calls) => calls,
                     None => {
-                        let (shape, ranks) = (attention.all_heads(), split.ranks().len());
-                        let exchange = RowExchange::plan(stream, shape, (rows, ranks), cache, (queries, [key, value]))?;
-                        calls.insert(Box::new(exchange))
+                        let ranks = split.ranks().len();
+                        let (shape, inputs) = (attention.shape.of_ranks(ranks), (queries, [key, value]));
+                        calls.insert(Box::new(RowExchange::plan(stream, shape, (rows, ranks), cache, inputs)?))
                     }
                 };
                 Ok(LayerCalls::Rows(calls))
@@ -198,7 +197,7 @@ pub struct ContextStep<'a, T: Element> {
     attention: &'a mut ContextAttention<T>,
     stream: &'a Stream,
     split: ContextSplit,
-    divided: Divided<T>,
+    calls: StepCalls<T>,
     /// The step's tokens whose rows the rank brings.
     rows: Vec<Range<usize>>,
     order: StepOrder,
@@ -213,25 +212,26 @@ impl<'a, T: Element> ContextStep<'a, T> {
         attention: &'a mut ContextAttention<T>,
         stream: &'a Stream,
         PreparedStep { split, order, progress, lease }: PreparedStep<'a>,
-        divided: Divided<T>,
+        calls: StepCalls<T>,
     ) -> Self {
         let layers = QueuedLayers::new(attention.cache.shape().layers, vec![progress], STEP_AGAIN);
-        let rows = match &divided {
-            Divided::Heads(..) => iter::once(0..split.tokens()).collect(),
-            Divided::Rows(..) => split.rows(attention.rank),
+        let rows = match &calls {
+            StepCalls::Heads(..) => iter::once(0..split.tokens()).collect(),
+            StepCalls::Rows(..) => split.rows(attention.rank),
         };
-        Self { attention, stream, split, divided, rows, order, marks: None, layers, _lease: lease }
+        Self { attention, stream, split, calls, rows, order, marks: None, layers, _lease: lease }
     }
 }
 
 impl<T: Element> ContextStep<'_, T> {
-    /// How the step is divided.
+    /// How the step's keys are divided over the ranks. A step of [`begin_rows`](ContextAttention::begin_rows) makes
+    /// other calls than [`ContextSplit::parts`] and [`RankStep::kv_lengths`](crate::RankStep::kv_lengths) say.
     pub fn split(&self) -> &ContextSplit {
         &self.split
     }
 
-    /// The tokens of the step, counted over its requests, whose rows the rank brings to each layer, in order: all, or of
-    /// a step of [`begin_rows`](ContextAttention::begin_rows) its chunks of each request
+    /// The tokens of the step, counted over its requests, whose rows the rank brings to each layer, in order: all, or
+    /// of a step of [`begin_rows`](ContextAttention::begin_rows) its chunks of each request
     /// ([`ContextSplit::rows`](crate::ContextSplit::rows)).
     pub fn rows(&self) -> &[Range<usize>] {
         &self.rows
@@ -241,16 +241,18 @@ impl<T: Element> ContextStep<'_, T> {
     /// are divided keys and values, as many as the rank with most of them. It receives as many.
     pub fn sent_bytes(&self) -> u64 {
         let AttentionShape { heads, head_dim, .. } = self.attention.shape;
-        let CacheShape { kv_heads, key_dim, value_dim, .. } = self.attention.cache.shape();
-        let (rows, row) = match &self.divided {
-            Divided::Heads(..) => {
-                let elements = head_dim + self.attention.output_dim();
-                (self.split.tokens(), heads * (elements * size_of::<T>() + size_of::<f32>()))
+        let cache = self.attention.cache.shape();
+        let both = cache.key_dim + cache.value_dim;
+        let factors = match &self.calls {
+            StepCalls::Heads(..) => {
+                let query_dim = if cache.is_latent() { both } else { head_dim };
+                let elements = query_dim + self.attention.output_dim();
+                [self.split.tokens(), heads, elements * size_of::<T>() + size_of::<f32>()]
             }
-            Divided::Rows(rows, _) => (rows.sent_rows(), kv_heads * (key_dim + value_dim) * size_of::<T>()),
+            StepCalls::Rows(rows, _) => [rows.sent_rows(), cache.kv_heads, both * size_of::<T>()],
         };
         let others = self.split.ranks().len() as u64 - 1;
-        [rows as u64, row as u64].into_iter().fold(others, u64::saturating_mul)
+        factors.into_iter().fold(others, |bytes, factor| bytes.saturating_mul(factor as u64))
     }
 
     /// Marks the time on the stream in front of each layer that is queued from now on, and behind each part of it.
@@ -265,12 +267,11 @@ impl<T: Element> ContextStep<'_, T> {
     }
 
     /// Queues one layer: writes the keys and values that the rank holds, then attends. Query `[tokens, N, D]` of the
-    /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank, or
-    /// [inputs of latents](LayerInputs::latent); the attention of the rank's heads over
-    /// all keys, `[tokens, N, D]`. In a step of [`begin_rows`](ContextAttention::begin_rows) all of these have the
-    /// rank's [rows](Self::rows) in the place of the tokens, and the query `P * N` heads, those over one key head behind
-    /// each other. The first layer plans for all, and compares the ranks' steps, for which it waits for
-    /// the stream and the other ranks; the others return at once.
+    /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank, or [inputs of
+    /// latents](LayerInputs::latent); the attention of the rank's heads over all keys, `[tokens, N, D]`. In a step of
+    /// [`begin_rows`](ContextAttention::begin_rows) all of these have the rank's [rows](Self::rows) in the place of the
+    /// tokens, and the query `P * N` heads, those over one key head behind each other. The first layer plans for all,
+    /// and compares the ranks' steps, for which it waits for the stream and the other ranks; the others return at once.
     ///
     /// # Errors
     /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) of the first layer, on all ranks, where they bring different steps:
@@ -282,15 +283,16 @@ impl<T: Element> ContextStep<'_, T> {
     /// another layer than the next, [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for inputs of another kind than
     /// the cache's, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask or sinks,
     /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator; as for [`CacheWrite::plan`],
-    /// and as for planning the calls and the merge: nothing was exchanged then, and the layer can be repeated.
-    /// [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
+    /// and as for planning the calls and the merge: nothing was exchanged then, and the layer can be repeated. The
+    /// others wait for it meanwhile, unless the error is a [`RANKS_BATCH`](crate::rules::RANKS_BATCH), which they get
+    /// too. [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {
             let output = Tensor::empty(self.stream.device(), queries.query.shape())?;
             Ok((queries, output))
         });
-        let (queries, output) = self.refused(outcome)?;
+        let (queries, output) = self.layers.note_refusal(outcome)?;
         self.queue(layer, (queries, inputs.key, inputs.value), &output)?;
         Ok(output)
     }
@@ -315,26 +317,19 @@ impl<T: Element> ContextStep<'_, T> {
                 false => Err(Error::not_as_planned("output", output.desc(), format!("{shape:?}"))),
             }
         });
-        let queries = self.refused(outcome)?;
+        let queries = self.layers.note_refusal(outcome)?;
         self.queue(layer, (queries, inputs.key, inputs.value), output)
     }
 
     /// Refuses a layer out of order, or inputs of other shapes and kinds.
     fn check<'i>(&self, layer: usize, inputs: &LayerInputs<'i, T>) -> Result<Queries<'i, T>> {
         self.layers.check_not_repeated(layer)?;
-        let (shape, fixes) = match self.divided {
-            Divided::Heads(..) => (self.attention.shape, HEADS_FIXES),
-            Divided::Rows(..) => (self.attention.all_heads(), ROWS_FIXES),
+        let (shape, fixes) = match self.calls {
+            StepCalls::Heads(..) => (self.attention.shape, HEADS_FIXES),
+            StepCalls::Rows(..) => (self.attention.shape.of_ranks(self.split.ranks().len()), ROWS_FIXES),
         };
         let rows = rows_of_layer(self.rows.iter().map(Range::len).sum(), fixes);
         self.attention.check_layer(self.stream, (layer, &self.order), (shape.heads, rows), inputs)
-    }
-
-    /// Notes a layer that was refused before anything of it was queued, and tells the other ranks where they have not
-    /// agreed in the step.
-    fn refused<R>(&mut self, outcome: Result<R>) -> Result<R> {
-        let outcome = self.layers.note_refusal(outcome);
-        self.attention.tell_refused(Some(&mut self.order), outcome)
     }
 
     /// Queues a layer that was checked.
@@ -356,10 +351,9 @@ impl<T: Element> ContextStep<'_, T> {
         output: &Tensor<T>,
         exchanges: &mut bool,
     ) -> Result<()> {
-        let Self { attention, stream, split, divided, order, layers, marks, .. } = self;
+        let Self { attention, stream, split, calls, order, layers, marks, .. } = self;
         let (queries, key, value) = inputs;
-        let calls = divided.calls(attention, (stream, split, layer), inputs);
-        let calls = attention.tell_refused(Some(order), calls)?;
+        let calls = calls.of_layer(attention, (stream, split, layer), inputs)?;
         attention.agree(stream, order)?;
         let ContextAttention { communicator, cache, rank, .. } = &mut **attention;
         let communicator = joined(communicator, *rank)?;
@@ -389,11 +383,11 @@ impl<T: Element> ContextStep<'_, T> {
     /// Ends the step, and checks that all its layers were queued.
     ///
     /// # Errors
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed. Behind
-    /// the first layer the rank leaves, too.
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
+    /// Behind the first layer the rank leaves, too, if there are others.
     pub fn end(mut self) -> Result<()> {
         let ended = self.layers.end().map_err(Error::from);
-        self.order.advise(ended, self.attention.cache.shape().layers)
+        self.attention.advise(&self.order, ended)
     }
 }
 

@@ -14,14 +14,13 @@ use crate::rules;
 
 use super::context_attention::left;
 use super::step_agreement::{
-    ELEMENT_TYPE, KEY_ELEMENTS, KEY_HEADS, OTHERS_FIX, QUERY_HEADS, SCALE, STATE, Term, differing, gather, number,
-    refuse,
+    ELEMENT_TYPE, KEY_ELEMENTS, KEY_HEADS, QUERY_HEADS, SCALE, Term, differing, gather, number,
 };
 use super::zigzag::zigzag;
 
 /// What the ranks of a ring have in common.
-const TERMS: [Term; 7] =
-    [STATE, ("tokens of the sequence", number), QUERY_HEADS, KEY_HEADS, KEY_ELEMENTS, ELEMENT_TYPE, SCALE];
+const TERMS: [Term; 6] =
+    [("tokens of the sequence", number), QUERY_HEADS, KEY_HEADS, KEY_ELEMENTS, ELEMENT_TYPE, SCALE];
 
 /// One rank of a ring: causal attention of a sequence whose rows are divided over the ranks, each with their keys and
 /// values, as in the training of long contexts.
@@ -116,33 +115,35 @@ impl RingAttention {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE), and [`STEP_TOKENS`](crate::rules::STEP_TOKENS) or
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other shapes;
     /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) on every rank where ranks differ in tokens, heads, element type or
-    /// scale, and on the others where one was refused by the rules before: nothing was computed, and the call can be
-    /// repeated. Later errors, as for planning the calls, of launches and of HCCL: the rank has
-    /// left, and the other ranks are told as for [`ContextAttention`](crate::ContextAttention).
+    /// scale; [`Error::Capturing`](ascend_attention::Error::Capturing) on a thread that captures a graph. Nothing was
+    /// computed then, and the call can be repeated. Where one rank alone is refused, the others wait for it until it
+    /// calls again or is dropped. Later errors, as for planning the calls, of launches and of HCCL: the rank has left,
+    /// and the other ranks fail as for [`ContextAttention`](crate::ContextAttention).
     pub fn forward<T: Element>(
         &mut self,
         stream: &Stream,
         tokens: usize,
         (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<Tensor<T>> {
-        let admitted = self.admits(stream, tokens, [query, key, value]);
+        self.admits(stream, tokens, [query, key, value])?;
         let Some(mut communicator) = self.communicator.take() else {
             return Err(left(self.rank).into());
         };
-        if let Err(refusal) = admitted {
-            // Where this fails, the others are told so by the end of the communicator.
-            let told = self.ranks == 1 || refuse(&mut communicator, &self.ring, TERMS.len()).is_ok();
-            self.communicator = told.then_some(communicator);
-            return Err(refusal);
-        }
-        if let Some(difference) = self.difference(&mut communicator, tokens, T::DTYPE)? {
-            self.communicator = Some(communicator);
-            return Err(difference.into());
-        }
-        let block = Block { key: key.clone(), value: value.clone() };
-        let output = self.go_round(&mut communicator, stream, tokens, (query, block))?;
-        self.communicator = Some(communicator);
-        Ok(output)
+        // Whether the other ranks may have come further, so that the rank leaves after an error.
+        let mut exchanged = false;
+        let outcome = match self.difference(&mut communicator, tokens, T::DTYPE, &mut exchanged) {
+            Err(error) => Err(error),
+            Ok(Some(difference)) => {
+                exchanged = false;
+                Err(difference.into())
+            }
+            Ok(None) => {
+                let block = Block { key: key.clone(), value: value.clone() };
+                self.go_round(&mut communicator, stream, tokens, (query, block))
+            }
+        };
+        self.communicator = (outcome.is_ok() || !exchanged).then_some(communicator);
+        outcome
     }
 
     /// Refuses tensors of other devices, rows or heads than those of the rank.
@@ -169,15 +170,21 @@ impl RingAttention {
     }
 
     /// What the ranks differ in, the same on every rank. Waits for the ring.
-    fn difference(&self, communicator: &mut Communicator, tokens: usize, dtype: DType) -> Result<Option<Violation>> {
+    fn difference(
+        &self,
+        communicator: &mut Communicator,
+        tokens: usize,
+        dtype: DType,
+        exchanged: &mut bool,
+    ) -> Result<Option<Violation>> {
         let AttentionShape { heads, kv_heads, head_dim, scale, .. } = self.shape;
         let [tokens, heads, kv_heads, head_dim] = [tokens, heads, kv_heads, head_dim].map(|number| number as i64);
-        let own = [1, tokens, heads, kv_heads, head_dim, dtype.acl().into(), scale.to_bits().cast_signed()];
-        let all = gather(communicator, &self.ring, &own, &mut false)?;
+        let own = [tokens, heads, kv_heads, head_dim, dtype.acl().into(), scale.to_bits().cast_signed()];
+        let all = gather(communicator, &self.ring, &own, exchanged)?;
         Ok(TERMS.into_iter().zip(own).enumerate().find_map(|(at, (term, own))| {
             let values: Vec<i64> = all.iter().skip(at).step_by(TERMS.len()).copied().collect();
             let differ = values.iter().any(|value| *value != own);
-            let fix = if at == 0 { OTHERS_FIX } else { "give all ranks the same sequence, and make their rings alike" };
+            let fix = "give all ranks the same sequence, and make their rings alike";
             differ.then(|| differing(term, "", &values, fix))
         }))
     }

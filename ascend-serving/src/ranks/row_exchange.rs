@@ -55,13 +55,12 @@ impl<T: Element> RowExchange<T> {
         let cached = match &split.cached {
             None => None,
             Some((tokens, held)) => {
-                cache.layer(0)?.check_contiguous(pool.block_size())?;
                 Some((held.clone(), GatheredRows::plan(stream, (tokens, ranks), &keys, (own, true))?))
             }
         };
         let is_short = size(own[0], 0) < split.new.of_rank;
         let new = GatheredRows::plan(stream, (&split.new, ranks), &keys, (own, is_short))?;
-        let [key, value] = new.arrived(own);
+        let [key, value] = new.all_rows(own);
         let write = CacheWrite::plan(cache, stream, &split.own_slots, key, value)?;
         let call = match split.table.requests() {
             0 => None,
@@ -106,7 +105,7 @@ impl<T: Element> RowExchange<T> {
             }
         }
         new.queue(communicator, stream, own, keys)?;
-        let [key, value] = new.arrived(own);
+        let [key, value] = new.all_rows(own);
         cache.write(stream, write, layer, key, value)?;
         mark(ContextPart::Gather)?;
         if let Some((plan, table)) = call {
@@ -118,7 +117,8 @@ impl<T: Element> RowExchange<T> {
 }
 
 impl<T: Element> GatheredRows<T> {
-    /// Prepares the exchange and the write; `own` are the rank's rows, which are `copied` to be sent or sent as they are.
+    /// Prepares the exchange and the write; `own` are the rank's rows, which are `copied` to be sent or sent as they
+    /// are.
     fn plan(
         stream: &Stream,
         (tokens, ranks): (&GatheredTokens, usize),
@@ -126,20 +126,24 @@ impl<T: Element> GatheredRows<T> {
         (own, copied): ([&Tensor<T>; 2], bool),
     ) -> Result<Self> {
         let CacheShape { kv_heads, key_dim, value_dim, .. } = keys.shape();
-        let rows = |rows: usize| -> Result<[Tensor<T>; 2]> {
-            let zeros = |dim| zeros(stream.device(), [rows, kv_heads, dim]);
-            Ok([zeros(key_dim)?, zeros(value_dim)?])
+        let (device, dims) = (stream.device(), [key_dim, value_dim]);
+        let sent = match copied {
+            true => Some(both(dims, |dim| zeros(device, [tokens.of_rank, kv_heads, dim]))?),
+            false => None,
         };
-        let sent = copied.then(|| rows(tokens.of_rank)).transpose()?;
-        let gathered = (ranks > 1).then(|| rows(tokens.of_rank * ranks)).transpose()?;
-        let [key, value] = arrived(&gathered, &sent, own);
+        // The exchange writes every row.
+        let gathered = match ranks {
+            1 => None,
+            _ => Some(both(dims, |dim| Ok(Tensor::empty(device, [tokens.of_rank * ranks, kv_heads, dim])?))?),
+        };
+        let [key, value] = all_rows(&gathered, &sent, own);
         let write = CacheWrite::plan(keys, stream, &tokens.slots, key, value)?;
         Ok(Self { sent, gathered, write })
     }
 
     /// Where the rows of all ranks are, once they have arrived.
-    fn arrived<'a>(&'a self, own: [&'a Tensor<T>; 2]) -> [&'a Tensor<T>; 2] {
-        arrived(&self.gathered, &self.sent, own)
+    fn all_rows<'a>(&'a self, own: [&'a Tensor<T>; 2]) -> [&'a Tensor<T>; 2] {
+        all_rows(&self.gathered, &self.sent, own)
     }
 
     /// Queues the exchange and the write.
@@ -156,13 +160,18 @@ impl<T: Element> GatheredRows<T> {
                 communicator.all_gather(stream, sent, gathered)?;
             }
         }
-        let [key, value] = self.arrived(own);
+        let [key, value] = self.all_rows(own);
         keys.write(stream, &self.write, 0, key, value)
     }
 }
 
+/// A tensor for keys and one for values, of heads with as many elements.
+fn both<T: Element>([key, value]: [usize; 2], tensor: impl Fn(usize) -> Result<Tensor<T>>) -> Result<[Tensor<T>; 2]> {
+    Ok([tensor(key)?, tensor(value)?])
+}
+
 /// Where the rows of all ranks are: where they arrive, or for a single rank what it would send.
-fn arrived<'a, T: Element>(
+fn all_rows<'a, T: Element>(
     gathered: &'a Option<[Tensor<T>; 2]>,
     sent: &'a Option<[Tensor<T>; 2]>,
     own: [&'a Tensor<T>; 2],

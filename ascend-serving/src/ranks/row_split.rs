@@ -8,7 +8,7 @@ use crate::rules;
 
 use super::context_parallel::{ContextParallel, ContextSplit};
 use super::paged_rows::PagedRows;
-use super::zigzag::zigzag;
+use super::zigzag::chunks;
 
 /// A step whose rows are divided, as one rank computes it. The keys of all ranks come to a cache of the step, in which
 /// each request begins with a block of its own, and each chunk of the rank's rows is a request with the keys up to its
@@ -58,22 +58,21 @@ impl RowSplit {
             first
         });
         let firsts: Vec<usize> = firsts.collect();
-        let mut start = 0;
-        let mut new = vec![Vec::new(); ranks];
-        let mut tokens = vec![Vec::new(); ranks];
+        // The rows of a rank, by chunk: the request, and their positions in it.
+        let chunks = |rank| {
+            chunks(ranks, rank, requests.iter().map(|request| request.new)).map(|(index, rows)| {
+                let cached = requests[index].cached;
+                (index, cached + rows.start..cached + rows.end)
+            })
+        };
+        let new: Vec<Vec<_>> = (0..ranks).map(|rank| chunks(rank).flat_map(each_of).collect()).collect();
         let mut cached = vec![Vec::new(); ranks];
         let mut held = CachedRows::new(block_size);
         for (index, request) in requests.iter().enumerate() {
-            for rank in 0..ranks {
-                for row in zigzag(ranks, rank, request.new).into_iter().flatten() {
-                    new[rank].push((index, request.cached + row));
-                    tokens[rank].push(start + row);
-                }
-                let positions = division.share().positions(request.cached, rank);
-                cached[rank].extend(positions.map(|position| (index, position)));
+            for (rank, cached) in cached.iter_mut().enumerate() {
+                cached.extend(each_of((index, division.share().positions(request.cached, rank))));
             }
             held.push(request.row, 0..division.share().local_len(request.cached, rank))?;
-            start += request.new;
         }
         let of_rank = |tokens: &[Vec<_>]| tokens.iter().map(Vec::len).max().unwrap_or(0);
         let [of_new, of_cached] = [of_rank(&new), of_rank(&cached)];
@@ -103,7 +102,8 @@ impl RowSplit {
 
         let (pad, mut padded) = (pool.pad_policy(), 0);
         let own = split.ranks().get(rank).map_or(&[][..], |rank| rank.slots());
-        let own_slots = filled(tokens, of_new).map(|token| {
+        let tokens = (0..ranks).map(|rank| split.rows(rank).into_iter().flatten().collect()).collect();
+        let own_slots = filled::<usize>(tokens, of_new).map(|token| {
             let slot = token.and_then(|token| own.get(token)).copied();
             match slot.filter(|slot| !pad.is_padding(*slot, block_size)) {
                 Some(slot) => Ok(slot),
@@ -115,13 +115,10 @@ impl RowSplit {
         });
         let own_slots = own_slots.collect::<Result<Vec<i32>, Violation>>()?;
 
-        let chunks = requests.iter().enumerate().flat_map(|(index, request)| {
-            let chunks = zigzag(ranks, rank, request.new).into_iter().filter(|rows| !rows.is_empty());
-            chunks.map(move |rows| (index, request.cached + rows.start..request.cached + rows.end))
-        });
-        let chunks: Vec<_> = chunks.collect();
+        let chunks: Vec<_> = chunks(rank).collect();
         let single = by_row || chunks.iter().all(|(_, rows)| rows.len() == 1);
         let mut rows = PagedRows { single, ..PagedRows::default() };
+        let all_blocks: Vec<usize> = (0..blocks).collect();
         let mut blocks_of_rows = Vec::new();
         let mut end = 0;
         for (index, chunk) in chunks {
@@ -130,8 +127,7 @@ impl RowSplit {
             rows.q_ends.push_end(end)?;
             for keys in ends {
                 rows.kv_lengths.push(keys)?;
-                let blocks = firsts[index]..firsts[index] + keys.div_ceil(block_size);
-                blocks_of_rows.push(blocks.collect::<Vec<_>>());
+                blocks_of_rows.push(&all_blocks[firsts[index]..][..keys.div_ceil(block_size)]);
             }
         }
         let table = PageTable::from_rows(&blocks_of_rows)?;
@@ -143,6 +139,11 @@ impl RowSplit {
     pub(super) fn sent_rows(&self) -> usize {
         self.new.of_rank + self.cached.as_ref().map_or(0, |(tokens, _)| tokens.of_rank)
     }
+}
+
+/// Each position of a request.
+fn each_of((request, positions): (usize, impl Iterator<Item = usize>)) -> impl Iterator<Item = (usize, usize)> {
+    positions.map(move |position| (request, position))
 }
 
 /// The tokens of each rank, filled up to as many, one rank's behind the other's.

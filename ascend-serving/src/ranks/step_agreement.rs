@@ -55,12 +55,12 @@ pub(super) const BY_ROWS: i64 = -1;
 /// The number that stands for no sequence.
 const NO_SEQUENCE: i64 = -1;
 
-/// Whether a rank has begun a step, 1, or was refused.
-pub(super) const STATE: Term = ("step", |state| if state == REFUSED { "refused" } else { "begun" }.into());
+/// Whether a rank has begun a step, 1, or refuses it.
+const STATE: Term = ("step", |state| if state == REFUSED { "refused" } else { "begun" }.into());
 
-/// What mends a step that a rank was refused.
-pub(super) const OTHERS_FIX: &str =
-    "see the error of that rank, and begin the step again there; the others repeat the layer";
+/// What mends a step that a rank refuses.
+const REFUSED_FIX: &str =
+    "begin the step on the rank that refuses it, and repeat the layer on the others; or drop the step on all ranks";
 
 /// What mends ranks that bring other requests, that were made with other settings, and that use other graphs.
 const FIXES: [&str; 3] = [
@@ -70,7 +70,7 @@ const FIXES: [&str; 3] = [
     "begin the step on all ranks by `begin`, on all by `begin_rows`, or on all from graphs of the same sizes",
 ];
 
-/// What a rank sends in the place of the digest of its step where it was refused. No digest is.
+/// What a rank sends in the place of the digest of a step that it refuses. No digest is.
 const REFUSED: i64 = 0;
 
 /// Numbers that are compared at a time, once they are known to differ.
@@ -162,8 +162,6 @@ impl SequenceNames {
 pub(super) struct StepOrder {
     /// What the ranks have to agree in; `None` where they trust each other, or have agreed.
     pub(super) terms: Option<StepTerms>,
-    /// Whether the other ranks have been told anything of the step.
-    told: bool,
     /// Whether the other ranks go on into the step.
     begun: bool,
     /// The layer that comes next.
@@ -172,7 +170,7 @@ pub(super) struct StepOrder {
 
 impl StepOrder {
     pub(super) fn new(terms: Option<StepTerms>) -> Self {
-        Self { terms, told: false, begun: false, next: 0 }
+        Self { terms, begun: false, next: 0 }
     }
 
     /// Refuses another layer than the next.
@@ -182,21 +180,6 @@ impl StepOrder {
             false => Err(rules::RANKS_ORDER
                 .broken(format_args!("layer {layer} of a step"), format_args!("layer {}, the next one", self.next))),
         }
-    }
-
-    /// Whether the other ranks wait for a comparison of the step.
-    pub(super) fn is_open(&self) -> bool {
-        self.terms.is_some()
-    }
-
-    /// Whether the other ranks wait for a comparison of the step, and have been told nothing of it.
-    pub(super) fn is_silent(&self) -> bool {
-        self.is_open() && !self.told
-    }
-
-    /// Takes note that the ranks were told something of the step.
-    pub(super) fn tell(&mut self) {
-        self.told = true;
     }
 
     /// Takes note that the ranks have agreed, and go on into the step.
@@ -213,19 +196,11 @@ impl StepOrder {
     pub(super) fn is_torn(&self, layers: usize) -> bool {
         self.begun && self.next < layers
     }
-
-    /// The outcome of a step's end, which says how to go on where the rank leaves: the other ranks wait for layers.
-    pub(super) fn advise(&self, ended: Result<()>, layers: usize) -> Result<()> {
-        match self.is_torn(layers) {
-            true => ended.map_err(|why| why.fix(rules::RANKS_LEFT.fix)),
-            false => ended,
-        }
-    }
 }
 
 impl StepTerms {
     fn digest(&self) -> i64 {
-        // Odd, so that it is not that of a rank that was refused.
+        // Odd, so that it is not what a rank that refuses sends.
         digest(self.terms.iter().map(|term| term.cast_unsigned())).cast_signed() | 1
     }
 
@@ -243,7 +218,7 @@ impl StepTerms {
         }
         if digests.contains(&REFUSED) {
             let states: Vec<i64> = digests.iter().map(|digest| digest.signum().abs()).collect();
-            return Ok(Some(differing(STATE, "", &states, OTHERS_FIX)));
+            return Ok(Some(differing(STATE, "", &states, REFUSED_FIX)));
         }
         // The number of requests is among the first, so that ranks which differ in it come no further.
         for (at, part) in self.terms.chunks(COMPARED).enumerate() {
@@ -269,26 +244,16 @@ pub(super) fn gather(
     own: &[i64],
     exchanged: &mut bool,
 ) -> Result<Vec<i64>> {
-    Ok(queue_gather(communicator, stream, own, exchanged)?.download(stream)?)
-}
-
-fn queue_gather(
-    communicator: &mut Communicator,
-    stream: &Stream,
-    own: &[i64],
-    exchanged: &mut bool,
-) -> Result<Tensor<i64>> {
     let send = stream.upload(own, [own.len()])?;
     let all = Tensor::empty(stream.device(), [own.len() * communicator.size()])?;
     *exchanged = true;
     communicator.all_gather(stream, &send, &all)?;
-    Ok(all)
+    Ok(all.download(stream)?)
 }
 
-/// Takes part in a comparison of `terms` numbers as a rank that was refused, without waiting for the others, which all
-/// are told so.
-pub(super) fn refuse(communicator: &mut Communicator, stream: &Stream, terms: usize) -> Result<()> {
-    queue_gather(communicator, stream, &vec![REFUSED; terms], &mut false).map(drop)
+/// Takes part in a comparison as a rank that refuses the step, and waits for the others, which are all told so.
+pub(super) fn refuse(communicator: &mut Communicator, stream: &Stream, exchanged: &mut bool) -> Result<()> {
+    gather(communicator, stream, &[REFUSED], exchanged).map(drop)
 }
 
 /// The refusal of a number that the ranks have other values of.

@@ -98,8 +98,8 @@ impl TensorParallel {
         first..(first + kv_heads).min(self.shape.kv_heads)
     }
 
-    /// The number of consecutive ranks with the same key heads: 1 unless there are fewer key heads than ranks. These can
-    /// divide their contexts ([`ContextAttention`](crate::ContextAttention)) instead of each holding all keys.
+    /// The number of consecutive ranks with the same key heads: 1 unless there are fewer key heads than ranks. These
+    /// can divide their contexts ([`ContextAttention`](crate::ContextAttention)) instead of each holding all keys.
     pub fn replicas(&self) -> usize {
         (self.ranks / self.shape.kv_heads).max(1)
     }

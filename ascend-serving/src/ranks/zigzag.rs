@@ -13,3 +13,15 @@ pub(super) fn zigzag(ranks: usize, rank: usize, rows: usize) -> [Range<usize>; 2
         false => [0..0, 0..0],
     }
 }
+
+/// What `rank` has of several sequences with these rows, in the order in which it brings them: which sequence, and the
+/// rows of a chunk of it. Empty chunks are left out.
+pub(super) fn chunks(
+    ranks: usize,
+    rank: usize,
+    sequences: impl IntoIterator<Item = usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let of_each = sequences.into_iter().enumerate();
+    let chunks = of_each.flat_map(move |(at, rows)| zigzag(ranks, rank, rows).map(|chunk| (at, chunk)));
+    chunks.filter(|(_, chunk)| !chunk.is_empty())
+}

@@ -1,4 +1,5 @@
-//! Latent attention over divided contexts and of divided rows: absorbed queries over the latents of each rank, or of all.
+//! Latent attention over divided contexts and of divided rows: absorbed queries over the latents of each rank, or of
+//! all.
 
 use ascend_serving::kv::CacheWrite;
 use ascend_serving::{LatentForm, LatentTensors, LayerInputs};
@@ -113,6 +114,12 @@ fn schedule(rank: Communicator, case: &LatentCase) -> Result<(), String> {
                     false => attention.begin(&stream, &requests).unwrap(),
                 };
                 tokens = step.rows().iter().flat_map(|rows| step_tokens[rows.clone()].to_vec()).collect();
+                if !by_rows {
+                    // Queries, results, and a log-sum-exp.
+                    let of_head = 2 * (LATENT + ROPE + LATENT) + 4;
+                    let sent = (case.ranks - 1) * tokens.len() * case.heads * of_head;
+                    assert_eq!(step.sent_bytes(), sent as u64);
+                }
                 for layer in 0..LAYERS {
                     let inputs = inputs(layer, &tokens);
                     let [query, _, latent, rope] = &inputs;

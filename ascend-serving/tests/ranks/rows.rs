@@ -1,5 +1,6 @@
 //! Steps whose rows are divided over the ranks, with the heads of all, and steps of divided heads over the same caches.
 
+use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_serving::kv::CacheWrite;
 
 use super::*;
@@ -109,8 +110,8 @@ fn schedule<T: Half>(rank: Communicator, own: &RowCase) -> Result<(), String> {
                 for (got, wanted) in got.iter().zip(&wanted.unwrap().0) {
                     if !abs_diff_eq!(got.to(), wanted, epsilon = 2.0 * T::TOLERANCE) {
                         return Err(format!(
-                            "rank {number}, rows {by_rows}, layer {layer}, request {request}, position {position}, head \
-                             {head}: {}, expected {wanted}",
+                            "rank {number}, rows {by_rows}, layer {layer}, request {request}, position {position}, \
+                             head {head}: {}, expected {wanted}",
                             got.to()
                         ));
                     }
@@ -156,7 +157,7 @@ proptest! {
     }
 }
 
-/// Prompts that are shorter than the chunks leave ranks without rows, and decoded tokens are rows of the first rank.
+/// Prompts of fewer tokens than ranks leave some without rows, and decoded tokens are rows of the first rank.
 #[test]
 fn ranks_without_rows_take_part() {
     if harness::not_on_npu("it needs a device for each rank") {
@@ -222,10 +223,12 @@ fn ranks_that_divide_another_thing_are_told_so() {
         assert!(refused.breaks(&rules::RANKS_BATCH), "{refused}");
         let text = refused.to_string();
         assert!(text.contains("divided by rows on ranks 0, 2; divided by heads on rank 1"), "{text}");
-        // Nothing was computed. A rank that makes the step twice is refused, and the others hear of it.
+        // Nothing was computed. A rank that makes the step twice is refused, and the others go on with it.
         forward_rows(&stream, &mut attention, &sequence, 40).unwrap();
-        let again = forward_rows(&stream, &mut attention, &sequence, 40).unwrap_err();
-        assert!(again.breaks(&rules::SEQUENCE_COMPUTED), "{again}");
+        if number == 1 {
+            let again = forward_rows(&stream, &mut attention, &sequence, 40).unwrap_err();
+            assert!(again.breaks(&rules::SEQUENCE_COMPUTED), "{again}");
+        }
         attention.grow(&stream, &mut sequence, 1).unwrap();
         forward(&stream, &mut attention, &sequence, 1).unwrap();
         stream.synchronize().unwrap();
@@ -292,4 +295,118 @@ fn rows_see_tokens_that_were_written_to_the_caches() {
         }
         step.end().unwrap();
     });
+}
+
+/// Cached tokens of blocks that no cache has are found before the ranks exchange anything.
+#[test]
+fn cached_tokens_outside_of_the_cache_are_refused() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(2, |rank| {
+        let stream = rank.device().stream().unwrap();
+        let mut attention = attention::<bf16>(rank, &simple(2));
+        let blocks = attention.cache().pool().blocks();
+        let row = [blocks - 1, blocks];
+        // The block behind the cache has cached tokens, or is that of the new ones.
+        for cached in [2 * BLOCK_SIZE + 1, 2 * BLOCK_SIZE] {
+            let refused =
+                attention.begin_rows(&stream, &[BatchRequest::in_row(&row, cached, 4)]).map(drop).unwrap_err();
+            assert!(refused.breaks(&rules::TABLE_BLOCK), "{refused}");
+            let text = refused.to_string();
+            assert!(text.contains(&format!("block {blocks} of request 0")), "{text}");
+        }
+        assert_eq!(attention.communicator_mut().unwrap().calls(), 0);
+    });
+}
+
+/// A cache whose tokens are not rows is refused by the first chunk, not by the one that would gather them.
+#[test]
+fn caches_that_cannot_be_gathered_are_refused_by_the_first_chunk() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    let rank = Communicator::all(&[device_of_rank(0)]).unwrap().remove(0);
+    let stream = rank.device().stream().unwrap();
+    let shape = CacheShape::new(1, 2, DIM).format(Cache::BnNBsD);
+    let cache = PagedKvCache::<bf16>::new(rank.device(), 4, BLOCK_SIZE, shape, PAD).unwrap();
+    let mut attention = ContextAttention::new(rank, AttentionShape::new(2, 2, DIM), cache, 16).unwrap();
+    let mut sequence = attention.sequence();
+    attention.grow(&stream, &mut sequence, 4).unwrap();
+    let refused = attention.begin_rows(&stream, &[BatchRequest::of(&sequence, 4)]).map(drop).unwrap_err();
+    assert!(refused.breaks(&rules::ARGUMENT_VALUE), "{refused}");
+    assert!(attention.begin(&stream, &[BatchRequest::of(&sequence, 4)]).is_ok());
+}
+
+/// A single rank has nobody to wait for it: it stays, and begins the step again.
+#[test]
+fn a_single_rank_goes_on_behind_a_step_without_layers() {
+    if harness::not_on_npu("it needs the emulation's devices") {
+        return;
+    }
+    as_ranks(1, |rank| {
+        let stream = rank.device().stream().unwrap();
+        let mut attention = attention::<bf16>(rank, &simple(1));
+        let mut sequence = attention.sequence();
+        attention.grow(&stream, &mut sequence, 40).unwrap();
+        let (query, key) = (ones(&stream, 40, 2), ones(&stream, 40, 1));
+        let mut step = attention.begin_rows(&stream, &[BatchRequest::of(&sequence, 40)]).unwrap();
+        let (query, key) = match step.rows() {
+            rows if rows.iter().map(|rows| rows.len()).sum::<usize>() == 40 => (query, key),
+            rows => panic!("{rows:?}"),
+        };
+        step.forward(0, (&query, &key, &key)).unwrap();
+        let ended = step.end().unwrap_err();
+        assert!(ended.breaks(&rules::STEP_LAYERS_MISSING), "{ended}");
+        assert!(!ended.to_string().contains(rules::RANKS_LEFT.fix), "{ended}");
+        forward_rows(&stream, &mut attention, &sequence, 40).unwrap();
+        stream.synchronize().unwrap();
+    });
+}
+
+/// Ranks that trust each other exchange the keys and values alone; a prefix that forks share is read by each of them.
+#[test]
+fn forks_go_on_from_their_prefix_by_rows() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    for trusts in [false, true] {
+        as_ranks(2, |rank| {
+            let (stream, number) = (rank.device().stream().unwrap(), rank.rank());
+            let mut attention = attention::<bf16>(rank, &Case { steps: vec![vec![300; 4]], ..simple(2) });
+            if trusts {
+                attention = attention.trust_steps();
+            }
+            let mut prefix = attention.sequence();
+            attention.grow(&stream, &mut prefix, 280).unwrap();
+            forward_rows(&stream, &mut attention, &prefix, 280).unwrap();
+            let mut forks = [prefix.fork(), prefix.fork()];
+            for fork in &mut forks {
+                attention.grow(&stream, fork, 20).unwrap();
+            }
+            let requests = forks.each_ref().map(|fork| BatchRequest::of(fork, 20));
+            let mut step = attention.begin_rows(&stream, &requests).unwrap();
+            let own: Vec<usize> = step.rows().iter().cloned().flatten().collect();
+            // The values of the prefix are 1; those of the first fork are 2, and of the second 3.
+            let value_of = |token: usize| bf16::from_f32(2.0 + (token / 20) as f32);
+            let values: Vec<bf16> = own.iter().flat_map(|token| [value_of(*token); DIM]).collect();
+            let value = stream.upload(&values, [own.len(), 1, DIM]).unwrap();
+            let (query, key) = (ones(&stream, own.len(), 4), ones(&stream, own.len(), 1));
+            for layer in 0..LAYERS {
+                let output = step.forward(layer, (&query, &key, &value)).unwrap().download(&stream).unwrap();
+                for (row, token) in own.iter().enumerate() {
+                    // All keys are equal, so that a row has the mean of the values that it sees.
+                    let new = (token % 20 + 1) as f64;
+                    let wanted = (280.0 + new * value_of(*token).to_f64()) / (280.0 + new);
+                    let got = output[row * 4 * DIM].to_f64();
+                    assert!(abs_diff_eq!(got, wanted, epsilon = 0.01), "rank {number}, token {token}: {got}, {wanted}");
+                }
+            }
+            step.end().unwrap();
+            stream.synchronize().unwrap();
+            // Two all-gathers of the prompt in each layer, and four behind cached tokens.
+            let compared = if trusts { 0 } else { 2 };
+            assert_eq!(attention.communicator_mut().unwrap().calls(), compared + (2 + 4) * LAYERS as u64);
+        });
+    }
 }
