@@ -138,8 +138,8 @@ pub use batch::{
 };
 pub use causality::Causality;
 pub use drafts::{
-    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreeRequest,
-    TreeStep, TreeVerification,
+    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreeGraphs,
+    TreeRequest, TreeStep, TreeVerification,
 };
 pub use engine::{
     AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
@@ -151,7 +151,7 @@ pub use engine::{
 pub use error::{Error, Result};
 pub use graphs::{
     AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture,
-    LinearGraphTensors, SparseGraphStep, SparseGraphs, TreeGraphStep, TreeGraphs,
+    LinearGraphTensors, SparseGraphStep, SparseGraphs,
 };
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;

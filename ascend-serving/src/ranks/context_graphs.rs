@@ -10,8 +10,8 @@ use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::batch::BatchRequest;
-use crate::engine::{LayerInputs, STEP_AGAIN, names_of_keys};
-use crate::error::Result;
+use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN, names_of_keys};
+use crate::error::{Error, Result};
 use crate::graphs::{GraphPool, GraphStep, copy_rows, zeros};
 use crate::kv::{BlockPool, CacheEntry, StepLease, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
 use crate::rules;
@@ -197,13 +197,15 @@ impl<T: Element> ContextGraphs<T> {
         let slots = scattered_slots((pool, &attention.cache.shape()), slots.into_iter())?;
         self.graphs.follow(stream)?;
         let kv = PerRequest::new(lengths.clone())?;
-        let layers = (self.graphs.layers(), vec![progress], STEP_AGAIN);
+        let layers = self.graphs.layers();
         let update = |_, update: Update| Ok(update.all(ContextExchange::<T>::lengths(&kv))?);
-        let step = self.graphs.start(stream, rows, layers, update, |buffers| {
+        let replays = self.graphs.start(stream, rows, update, |buffers| {
             buffers.block_table.overwrite(stream, &table)?;
             buffers.slots.overwrite(stream, &slots)?;
             buffers.exchange.keep(stream, &lengths)
         })?;
+        let layers = QueuedLayers::new(layers, vec![progress], STEP_AGAIN);
+        let step = GraphStep { replays, layers, _lease: None };
         Ok((step, order, lease))
     }
 
@@ -265,10 +267,10 @@ impl<T: Element> ContextGraphStep<'_, T> {
         let outcome = self.ready(layer, &inputs);
         let outcome = self.attention.tell_refused(Some(&mut self.order), outcome);
         if outcome.is_err() {
-            self.step.silence();
+            self.step.layers.silence();
         }
         let output = outcome?;
-        self.attention.agree(self.stream, &mut self.order).inspect_err(|_| self.step.silence())?;
+        self.attention.agree(self.stream, &mut self.order).inspect_err(|_| self.step.layers.silence())?;
         let launched = self.step.launch(layer);
         match launched {
             Ok(()) => self.order.advance(),
@@ -300,7 +302,7 @@ impl<T: Element> ContextGraphStep<'_, T> {
     /// # Errors
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
-        self.order.advise(self.step.check_end(), self.attention.cache.shape().layers)
+        self.order.advise(self.step.layers.end().map_err(Error::from), self.attention.cache.shape().layers)
     }
 }
 
