@@ -157,8 +157,8 @@ pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use ranks::{
-    ContextAttention, ContextGraphStep, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep,
-    RankStep, RingAttention, TensorParallel,
+    ContextAttention, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep, RankStep, RingAttention,
+    TensorParallel,
 };
 pub use split_kv::SplitLimits;
 

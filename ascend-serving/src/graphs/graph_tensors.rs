@@ -35,9 +35,7 @@ impl<T: Element> GraphTensors<T> {
         let form = LatentForm::Absorbed;
         Some(LatentTensors { query_rope, form })
     }
-}
 
-impl<T: Element> GraphTensors<T> {
     /// The inputs of a layer by name, over latents with the rotary parts of the queries, each with its tensor.
     pub(super) fn places<'a>(
         &'a self,

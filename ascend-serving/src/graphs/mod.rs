@@ -20,7 +20,7 @@ pub(crate) use graph_limits::RowsEach;
 pub(crate) use graph_pool::Replays;
 pub use graph_pool::{GraphPool, GraphStep};
 pub use graph_tensors::GraphTensors;
-pub(crate) use graph_tensors::{copy_rows, zeros};
+pub(crate) use graph_tensors::zeros;
 pub use linear_buffers::LinearGraphTensors;
 pub use linear_capture::LinearCapture;
 pub use sparse_graph_step::SparseGraphStep;
