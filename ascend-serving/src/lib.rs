@@ -133,8 +133,8 @@ pub use batch::{
 };
 pub use causality::Causality;
 pub use drafts::{
-    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreeRequest,
-    TreeStep, TreeVerification,
+    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreeGraphs,
+    TreeRequest, TreeStep, TreeVerification,
 };
 pub use engine::{
     AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
@@ -146,14 +146,14 @@ pub use engine::{
 pub use error::{Error, Result};
 pub use graphs::{
     AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture,
-    LinearGraphTensors, SparseGraphStep, SparseGraphs, TreeGraphStep, TreeGraphs,
+    LinearGraphTensors, SparseGraphStep, SparseGraphs,
 };
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use ranks::{
-    ContextAttention, ContextGraphStep, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep,
-    RankStep, RingAttention, TensorParallel,
+    ContextAttention, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep, RankStep, RingAttention,
+    TensorParallel,
 };
 
 /// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a

@@ -3,6 +3,7 @@
 mod custom_mask;
 mod node_writes;
 mod sampled_acceptance;
+mod tree_graphs;
 mod tree_request;
 mod tree_step;
 mod tree_verification;
@@ -13,14 +14,11 @@ use ascend_attention::spec::geometry::{TokenTree, TreeError};
 use crate::rules;
 
 pub use custom_mask::{CustomMask, MaskExtent, MaskWord, PackedBits};
-pub(crate) use node_writes::{NodeSlots, NodeWrites};
 pub use sampled_acceptance::{DraftSource, SampledDrafts};
+pub use tree_graphs::TreeGraphs;
 pub use tree_request::TreeRequest;
-pub(crate) use tree_request::{TreeForm, TreeLengths, begin_trees, check_nodes};
 pub use tree_step::TreeStep;
-pub(crate) use tree_step::{TREES_AGAIN, check_inputs, check_rows};
 pub use tree_verification::TreeVerification;
-pub(crate) use tree_verification::{NodeAndContextCalls, TreeTensors, tree_mask, with_fewest_calls};
 
 /// Drafted tokens of one request. Node 0 is the last token that is certain; every other node is a draft that follows
 /// its parent. A chain is a tree in which each node follows the one before.

@@ -1,4 +1,4 @@
-//! A verification of drafted trees in progress, without a graph.
+//! A verification of drafted trees in progress.
 
 use std::fmt;
 
@@ -9,6 +9,7 @@ use ascend_attention::{Element, Output, Plan, Stream, Tensor, Violation};
 use crate::backends::{RefusedBackend, size};
 use crate::engine::{LayerInputs, QueuedLayers, names_of_keys};
 use crate::error::Result;
+use crate::graphs::{GraphTensors, Replays};
 use crate::kv::{LayerCache, PageTable, PagedKvCache, StepLease, no_layer};
 use crate::rules;
 
@@ -19,30 +20,42 @@ use super::tree_verification::{
     NodeAndContextCalls, NodeRows, TreeTensors, TreeVerification, tree_mask, with_fewest_calls,
 };
 
-/// A verification of drafted trees in progress, launched layer by layer. From [`TreeVerification::begin`];
-/// [end](TreeStep::end) or drop it when the last layer is queued.
+/// A verification of drafted trees in progress, launched layer by layer. From [`TreeVerification::begin`], or replayed
+/// from graphs, from [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeStep::end) or drop it when the last layer
+/// is queued.
 pub struct TreeStep<'a, T: Element> {
+    pub(super) stream: &'a Stream,
+    pub(super) _lease: StepLease<'a, Stream>,
+    pub(super) layers: QueuedLayers,
+    pub(super) requests: usize,
+    pub(super) rows: NodeRows,
+    /// The nodes of the layers' tensors, once they are known: those of the first layer, or of the capture.
+    pub(super) nodes: Option<usize>,
+    pub(super) calls: LayerCalls<'a, T>,
+    /// The output of the layer that was queued last.
+    pub(super) output: Option<Output<T>>,
+}
+
+/// The calls of a step's layers.
+pub(super) enum LayerCalls<'a, T: Element> {
+    Planned(Box<PlannedTrees<T>>),
+    Replayed(ReplayedTrees<'a, T>),
+}
+
+/// Layers whose calls the first one plans for all.
+pub(super) struct PlannedTrees<T: Element> {
     verification: TreeVerification,
-    stream: &'a Stream,
-    lease: StepLease<'a, Stream>,
-    layers: QueuedLayers,
     caches: Vec<LayerCache<T>>,
     block_table: BlockTable,
     trees: Vec<DraftTree>,
     lengths: TreeLengths,
-    rows: NodeRows,
     /// Where the nodes are in a cache of latents.
-    nodes: Option<NodeSlots>,
-    /// What the first layer has planned for all.
-    planned: Option<PlannedTrees>,
+    slots: Option<NodeSlots>,
+    plans: Option<TreePlans>,
 }
 
-/// How to verify again what ended without some layers.
-pub(crate) const TREES_AGAIN: &str = "begin the verification again with the same requests and queue every layer";
-
-/// The calls of a layer, and the number of nodes for which they are planned.
-struct PlannedTrees {
-    nodes: usize,
+/// What the first layer has planned.
+struct TreePlans {
     /// The writes of the nodes to a cache of latents.
     writes: Option<NodeWrites>,
     calls: Calls,
@@ -54,6 +67,30 @@ enum Calls {
     One(Box<Plan>),
     Two(Box<TwoPlans>),
 }
+
+/// Layers that are replayed from graphs.
+pub(super) struct ReplayedTrees<'a, T: Element> {
+    pub(super) replays: Replays<'a, TreeBuffers<T>>,
+    /// The writes of the nodes to the layers of a cache of latents.
+    pub(super) writes: Option<(NodeWrites, &'a [LayerCache<T>])>,
+    /// Why a layer is not one call, over latents.
+    pub(super) refused: Option<&'a RefusedBackend>,
+}
+
+/// The buffers of the graphs of a size.
+#[derive(Debug)]
+pub(super) struct TreeBuffers<T: Element> {
+    pub(super) block_table: BlockTable,
+    /// The mask of the trees, `[requests, nodes, nodes]`.
+    pub(super) mask: Tensor<i8>,
+    pub(super) tensors: GraphTensors<T>,
+    /// The outputs of two calls, of the nodes among themselves and over the cached tokens, and the merged
+    /// log-sum-exps; `None` for a single call.
+    pub(super) two: Option<([Output<T>; 2], Tensor<f32>)>,
+}
+
+/// How to verify again what ended without some layers.
+pub(super) const TREES_AGAIN: &str = "begin the verification again with the same requests and queue every layer";
 
 impl TreeVerification {
     /// Begins to verify one tree for each request, in every layer of a cache. Until all layers are queued, no step that
@@ -96,24 +133,30 @@ impl TreeVerification {
             row => row,
         });
         let table = PageTable::from_rows(&rows.collect::<Vec<_>>())?;
-        let block_table = cache.block_table(stream, &table)?;
         let cached = requests.iter().map(|request| request.cached);
         let nodes = requests.iter().map(|request| request.tree.nodes());
-        Ok(TreeStep {
+        let layers = caches.len();
+        let planned = PlannedTrees {
             verification: *self,
-            stream,
-            lease,
-            layers: QueuedLayers::new(caches.len(), vec![progress], TREES_AGAIN),
             caches,
-            block_table,
-            lengths: TreeLengths::new(cached.collect(), nodes.collect())?,
+            block_table: cache.block_table(stream, &table)?,
             trees: (requests.iter().map(|request| request.tree.clone())).collect(),
-            rows: self.node_rows(cache.shape()),
-            nodes: match cache.shape().is_latent() {
+            lengths: TreeLengths::new(cached.collect(), nodes.collect())?,
+            slots: match cache.shape().is_latent() {
                 true => Some(NodeSlots::of(cache.pool(), cache.shape(), requests)?),
                 false => None,
             },
-            planned: None,
+            plans: None,
+        };
+        Ok(TreeStep {
+            stream,
+            _lease: lease,
+            layers: QueuedLayers::new(layers, vec![progress], TREES_AGAIN),
+            requests: requests.len(),
+            rows: self.node_rows(cache.shape()),
+            nodes: None,
+            calls: LayerCalls::Planned(Box::new(planned)),
+            output: None,
         })
     }
 }
@@ -127,6 +170,11 @@ impl<'a, T: Element> TreeStep<'a, T> {
     /// Smaller trees are filled up to the nodes of the tensors, which are those of the first layer; rows after a tree
     /// mean nothing. The first layer plans for all.
     ///
+    /// The output is lent until the next call of this step; a clone of the tensor is the same memory. In a step that is
+    /// replayed all layers write the same output, which has the size's padding: queue work that reads it on the step's
+    /// stream before the next layer, or copy it there. Inputs have the captured number of nodes then, and are copied
+    /// into the graph's tensors, unless they are in their [places](Self::tensors) there.
+    ///
     /// # Errors
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of requests or nodes,
     /// [`STEP_HEADS`](crate::rules::STEP_HEADS) for other heads, [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for a tree of
@@ -135,50 +183,42 @@ impl<'a, T: Element> TreeStep<'a, T> {
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have; as for
     /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan), [`Plan::launch`] and
-    /// [`RowMergePlan::launch`]. Over latents [`Error::NoBackend`](crate::Error::NoBackend) with the reasons where
+    /// [`RowMergePlan::launch`]; of replays [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares
+    /// memory with a tensor of the graph and is not in its own place, and as for
+    /// [`GraphStep::launch`](crate::GraphStep::launch). Over latents [`Error::NoBackend`](crate::Error::NoBackend) with the reasons where
     /// neither form has a call.
-    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let outcome = self.queue_layer(layer, &inputs.into());
-        self.layers.note_outcome(layer, outcome)
+        let output = self.layers.note_outcome(layer, outcome)?;
+        Ok(&self.output.insert(output).attention)
     }
 
-    fn queue_layer(&mut self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<Tensor<T>> {
-        self.layers.check_not_repeated(layer)?;
-        let layers = self.caches.len();
-        let cache = self.caches.get(layer);
-        let cache = cache.ok_or_else(|| no_layer(layer, layers))?;
+    fn queue_layer(&mut self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<Output<T>> {
+        self.layers.admits(layer)?;
         let query_rope = check_inputs(layer, inputs, self.rows.query_rope.is_some())?;
-        let tensors = TreeTensors {
-            query: inputs.query,
-            key: inputs.key,
-            value: inputs.value,
-            query_rope,
-            cache,
-            block_table: &self.block_table,
+        let nodes = self.check_rows(layer, inputs, query_rope)?;
+        let Self { stream, layers, calls, output, .. } = self;
+        // Its memory may serve the next one.
+        *output = None;
+        let output = match calls {
+            LayerCalls::Planned(planned) => planned.queue(stream, layers, layer, inputs, query_rope),
+            LayerCalls::Replayed(replayed) => replayed.queue(stream, layers, layer, inputs, query_rope),
         };
-        self.check_rows(layer, &tensors)?;
-        let planned = match self.planned.take() {
-            Some(planned) => planned,
-            None => self.plan(&tensors)?,
-        };
-        let planned = &*self.planned.insert(planned);
-        if let Some(writes) = &planned.writes {
-            self.layers.begin_write();
-            writes.queue(cache, self.stream, [tensors.key, tensors.value])?;
-        }
-        match &planned.calls {
-            Calls::One(plan) => {
-                let output: Result<Output<T>, _> = plan.launch(self.stream, tensors.over_cache());
-                output.map(|output| output.attention).map_err(Into::into)
-            }
-            Calls::Two(plans) => plans.launch(self.stream, &tensors),
-        }
+        // Those of a first layer that failed may not be the nodes of the next.
+        self.nodes = self.nodes.or(output.is_ok().then_some(nodes));
+        output
     }
 
     /// Refuses tensors of other requests, nodes or heads: a node that has no key of its own would not see itself.
-    fn check_rows(&self, layer: usize, tensors: &TreeTensors<'_, T>) -> Result<(), Violation> {
-        let nodes = match (&self.planned, tensors.query.shape()) {
-            (Some(planned), _) => planned.nodes,
+    /// Returns the number of nodes.
+    fn check_rows(
+        &self,
+        layer: usize,
+        inputs: &LayerInputs<'_, T>,
+        query_rope: Option<&Tensor<T>>,
+    ) -> Result<usize, Violation> {
+        let nodes = match (self.nodes, inputs.query.shape()) {
+            (Some(nodes), _) => nodes,
             (None, &[_, _, nodes, _]) => nodes,
             (None, shape) => {
                 return Err(Violation::new(
@@ -189,18 +229,96 @@ impl<'a, T: Element> TreeStep<'a, T> {
                 ));
             }
         };
-        let NodeRows { query, query_rope, key, value, .. } = self.rows;
-        let [key_name, value_name] = names_of_keys(query_rope.is_some());
-        let rope = tensors.query_rope.zip(query_rope);
-        let rows = [("query", tensors.query, query), (key_name, tensors.key, key), (value_name, tensors.value, value)];
-        let rows = rows.into_iter().chain(rope.map(|(rope, rows)| ("query_rope", rope, rows)));
-        for (name, tensor, [heads, elements]) in rows {
-            check_rows(name, layer, tensor, [self.trees.len(), heads, nodes, elements])?;
+        let NodeRows { query, query_rope: rope, key, value, .. } = self.rows;
+        let [key_name, value_name] = names_of_keys(rope.is_some());
+        let rope = query_rope.zip(rope).map(|(tensor, rows)| ("query_rope", tensor, rows));
+        let rows = [("query", inputs.query, query), (key_name, inputs.key, key), (value_name, inputs.value, value)];
+        for (name, tensor, [heads, elements]) in rows.into_iter().chain(rope) {
+            check_rows(name, layer, tensor, [self.requests, heads, nodes, elements])?;
         }
-        Ok(())
+        Ok(nodes)
     }
 
-    fn plan(&self, tensors: &TreeTensors<'_, T>) -> Result<PlannedTrees> {
+    /// The graphs' tensors in a step that is replayed, `[size, heads, nodes, D]`, whose rows may be filled in place on
+    /// the step's stream: [`forward`](Self::forward) copies none of the inputs that are the first rows of their own
+    /// tensor. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers.
+    pub fn tensors(&self) -> Option<&'a GraphTensors<T>> {
+        match &self.calls {
+            LayerCalls::Planned(_) => None,
+            LayerCalls::Replayed(replayed) => Some(&replayed.replays.buffers().tensors),
+        }
+    }
+
+    /// The log-sum-exps over all keys, `[requests, N, nodes, 1]`, of the layer that was queued last, in a replayed step
+    /// with the size's padding; `None` where a layer is one call.
+    pub fn softmax_lse(&self) -> Option<&Tensor<f32>> {
+        self.output.as_ref()?.softmax_lse.as_ref()
+    }
+
+    /// Whether a layer is one call over the cache, with a mask of the trees, once the first layer is queued. If not, a
+    /// layer is a call over the nodes and, where a request has cached tokens, another over these.
+    pub fn is_one_call(&self) -> Option<bool> {
+        match &self.calls {
+            LayerCalls::Planned(planned) => Some(matches!(planned.plans.as_ref()?.calls, Calls::One(_))),
+            LayerCalls::Replayed(replayed) => Some(replayed.replays.buffers().two.is_none()),
+        }
+    }
+
+    /// Over latents, why a layer is not one call, and which product and release would take that call.
+    pub fn refused(&self) -> Option<&RefusedBackend> {
+        match &self.calls {
+            LayerCalls::Planned(planned) => planned.plans.as_ref()?.refused.as_ref(),
+            LayerCalls::Replayed(replayed) => replayed.refused,
+        }
+    }
+
+    /// Ends the step, and checks that all its layers were queued.
+    ///
+    /// # Errors
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.layers.end()?)
+    }
+}
+
+impl<T: Element> fmt::Debug for TreeStep<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreeStep")
+            .field("requests", &self.requests)
+            .field("replayed", &self.tensors().is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T: Element> PlannedTrees<T> {
+    /// Queues a layer, planned for all layers if it is the first.
+    fn queue(
+        &mut self,
+        stream: &Stream,
+        layers: &mut QueuedLayers,
+        layer: usize,
+        inputs: &LayerInputs<'_, T>,
+        query_rope: Option<&Tensor<T>>,
+    ) -> Result<Output<T>> {
+        let cache = self.caches.get(layer).ok_or_else(|| no_layer(layer, self.caches.len()))?;
+        let LayerInputs { query, key, value, .. } = *inputs;
+        let tensors = TreeTensors { query, key, value, query_rope, cache, block_table: &self.block_table };
+        let plans = match self.plans.take() {
+            Some(plans) => plans,
+            None => self.plan(stream, &tensors)?,
+        };
+        let plans = &*self.plans.insert(plans);
+        if let Some(writes) = &plans.writes {
+            layers.begin_write();
+            writes.queue(cache, stream, [key, value])?;
+        }
+        match &plans.calls {
+            Calls::One(plan) => Ok(plan.launch(stream, tensors.over_cache())?),
+            Calls::Two(plans) => plans.launch(stream, &tensors),
+        }
+    }
+
+    fn plan(&self, stream: &Stream, tensors: &TreeTensors<'_, T>) -> Result<TreePlans> {
         let nodes = size(tensors.query, 2);
         let is_latent = tensors.query_rope.is_some();
         check_nodes(nodes, is_latent)?;
@@ -215,7 +333,7 @@ impl<'a, T: Element> TreeStep<'a, T> {
             .into());
         }
         let mask = tree_mask(&self.trees, self.trees.len(), nodes)?;
-        let device = self.stream.device();
+        let device = stream.device();
         let mask = device.masks().custom_matrix(&mask)?;
         let (calls, refused) = with_fewest_calls(device, is_latent, |form| {
             let lengths = form.lengths(&self.lengths);
@@ -228,53 +346,36 @@ impl<'a, T: Element> TreeStep<'a, T> {
             Ok(Calls::Two(Box::new(plans)))
         })?;
         let rows = [tensors.key, tensors.value];
-        let writes = self.nodes.as_ref();
-        let writes = writes.map(|of| of.plan(tensors.cache, self.stream, rows));
-        Ok(PlannedTrees { nodes, writes: writes.transpose()?, calls, refused })
-    }
-
-    /// Whether a layer is one call over the cache, with a mask of the trees, once the first layer is queued. If not, a
-    /// layer is a call over the nodes and, where a request has cached tokens, another over these.
-    pub fn is_one_call(&self) -> Option<bool> {
-        let planned = self.planned.as_ref()?;
-        Some(matches!(planned.calls, Calls::One(_)))
-    }
-
-    /// Over latents, why a layer is not one call, and which product and release would take that call.
-    pub fn refused(&self) -> Option<&RefusedBackend> {
-        self.planned.as_ref()?.refused.as_ref()
-    }
-
-    /// Ends the step, and checks that all its layers were queued.
-    ///
-    /// # Errors
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
-    pub fn end(mut self) -> Result<()> {
-        Ok(self.layers.end()?)
-    }
-
-    /// The lease that keeps blocks from being handed out while the step may read them.
-    pub fn lease(&self) -> &StepLease<'a, Stream> {
-        &self.lease
+        let writes = self.slots.as_ref().map(|slots| slots.plan(tensors.cache, stream, rows));
+        Ok(TreePlans { writes: writes.transpose()?, calls, refused })
     }
 }
 
-impl<T: Element> fmt::Debug for TreeStep<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TreeStep")
-            .field("verification", &self.verification)
-            .field("requests", &self.trees.len())
-            .finish_non_exhaustive()
+impl<T: Element> ReplayedTrees<'_, T> {
+    /// Copies the inputs of a layer into the graph's tensors and replays it, behind the writes of its nodes.
+    fn queue(
+        &mut self,
+        stream: &Stream,
+        layers: &mut QueuedLayers,
+        layer: usize,
+        inputs: &LayerInputs<'_, T>,
+        query_rope: Option<&Tensor<T>>,
+    ) -> Result<Output<T>> {
+        let TreeBuffers { tensors, two, .. } = self.replays.buffers();
+        tensors.copy_in(stream, inputs, query_rope)?;
+        if let Some((writes, caches)) = &self.writes {
+            let cache = caches.get(layer).ok_or_else(|| no_layer(layer, caches.len()))?;
+            layers.begin_write();
+            writes.queue(cache, stream, [&tensors.key, &tensors.value])?;
+        }
+        self.replays.launch(layer)?;
+        let softmax_lse = two.as_ref().map(|(_, merged)| merged.clone());
+        Ok(Output { attention: tensors.output.clone(), softmax_lse })
     }
 }
 
 /// Refuses a layer's tensor of another shape than `[requests, heads, nodes, elements]`.
-pub(crate) fn check_rows<T: Element>(
-    name: &str,
-    layer: usize,
-    tensor: &Tensor<T>,
-    wanted: [usize; 4],
-) -> Result<(), Violation> {
+fn check_rows<T: Element>(name: &str, layer: usize, tensor: &Tensor<T>, wanted: [usize; 4]) -> Result<(), Violation> {
     if tensor.shape() == wanted {
         return Ok(());
     }
@@ -300,7 +401,7 @@ pub(crate) fn check_rows<T: Element>(
 
 /// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Inputs that no
 /// verification has are refused.
-pub(crate) fn check_inputs<'i, T: Element>(
+fn check_inputs<'i, T: Element>(
     layer: usize,
     inputs: &LayerInputs<'i, T>,
     is_latent: bool,
@@ -350,13 +451,13 @@ impl TwoPlans {
     }
 
     /// Queues both calls and the merge.
-    fn launch<T: Element>(&self, stream: &Stream, tensors: &TreeTensors<'_, T>) -> Result<Tensor<T>> {
+    fn launch<T: Element>(&self, stream: &Stream, tensors: &TreeTensors<'_, T>) -> Result<Output<T>> {
         let own: Output<T> = self.nodes.launch(stream, tensors.of_nodes())?;
         let Some((plan, merge)) = &self.cached else {
-            return Ok(own.attention);
+            return Ok(own);
         };
         let cached = plan.launch(stream, tensors.over_cache())?;
         let parts = [Part::of(&own)?, Part::of(&cached)?];
-        Ok(merge.launch(stream, &parts)?.attention)
+        Ok(merge.launch(stream, &parts)?)
     }
 }

@@ -121,7 +121,7 @@ impl<T: Element> CrossAttention<T> {
         let before: Vec<usize> = before.collect();
         match self.grow_to_encode(stream, requests) {
             Ok((slots, lease, progress)) => Ok(Encoding {
-                lease,
+                _lease: lease,
                 layers: QueuedLayers::new(self.cache.shape().layers, vec![progress], ENCODE_AGAIN),
                 cache: &mut self.cache,
                 stream,
@@ -233,7 +233,7 @@ impl<T: Element> CrossAttention<T> {
         let block_size = self.cache.pool().block_size();
         Ok(CrossStep {
             block_table: BlockTable::with_columns(stream, &rows, columns, block_size)?,
-            lease: self.cache.pool().begin_step(stream),
+            _lease: self.cache.pool().begin_step(stream),
             cross: self,
             stream,
             metadata,
@@ -254,7 +254,7 @@ pub struct Encoding<'a, T: Element> {
     /// The write that the first layer has prepared for all layers.
     write: Option<CacheWrite>,
     layers: QueuedLayers,
-    lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a, Stream>,
 }
 
 impl<T: Element> Encoding<'_, T> {
@@ -288,11 +288,6 @@ impl<T: Element> Encoding<'_, T> {
     pub fn end(mut self) -> Result<()> {
         Ok(self.layers.end()?)
     }
-
-    /// The lease that keeps blocks from being handed out while the writes may not have happened.
-    pub fn lease(&self) -> &StepLease<'_, Stream> {
-        &self.lease
-    }
 }
 
 /// Refuses a sequence of encoder tokens that were not all written, and one of which an encoding is in progress.
@@ -324,7 +319,7 @@ pub struct CrossStep<'a, T: Element> {
     /// The call that the first layer has planned for all layers.
     planned: Option<StepPlan<T>>,
     layers: QueuedLayers,
-    lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a, Stream>,
 }
 
 impl<T: Element> CrossStep<'_, T> {
@@ -420,10 +415,5 @@ impl<T: Element> CrossStep<'_, T> {
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
     pub fn end(mut self) -> Result<()> {
         Ok(self.layers.end()?)
-    }
-
-    /// The lease that keeps blocks from being handed out while the step may read them.
-    pub fn lease(&self) -> &StepLease<'_, Stream> {
-        &self.lease
     }
 }

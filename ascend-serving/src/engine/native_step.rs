@@ -34,7 +34,7 @@ impl<T: Element> NativeSparse<T> {
         let caches = [(&mut self.cache, "tokens"), (&mut self.compressed, "compressed tokens")];
         let (lease, progress) = two_caches::begin(stream, metadata, caches)?;
         Ok(NativeStep {
-            lease,
+            _lease: lease,
             layers: QueuedLayers::new(self.cache.shape().layers, progress, STEP_AGAIN),
             native: self,
             stream,
@@ -54,7 +54,7 @@ pub struct NativeStep<'a, T: Element> {
     /// What the first layer has planned for all layers.
     planned: Option<(CacheWrite, NativePlan<T>)>,
     layers: QueuedLayers,
-    lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a, Stream>,
 }
 
 impl<T: Element> NativeStep<'_, T> {
@@ -189,11 +189,6 @@ impl<T: Element> NativeStep<'_, T> {
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
         Ok(self.layers.end()?)
-    }
-
-    /// The lease that keeps blocks from being handed out while the step may read them.
-    pub fn lease(&self) -> &StepLease<'_, Stream> {
-        &self.lease
     }
 }
 

@@ -94,7 +94,7 @@ impl<T: Element> Attention<T> {
             checker.begin(metadata);
         }
         let layers = QueuedLayers::new(self.places.len(), progress, STEP_AGAIN);
-        Ok(Step { attention: self, stream, groups, linear, leases, layers })
+        Ok(Step { attention: self, stream, groups, linear, _leases: leases, layers })
     }
 }
 
@@ -120,7 +120,7 @@ pub struct Step<'a, T: Element> {
     groups: Vec<GroupStep<'a, T>>,
     /// The layers of linear attention, if there are any.
     linear: Option<LinearStep<T>>,
-    leases: Vec<StepLease<'a, Stream>>,
+    _leases: Vec<StepLease<'a, Stream>>,
     layers: QueuedLayers,
 }
 
@@ -495,11 +495,6 @@ impl<'a, T: Element> Step<'a, T> {
             true => ended.map_err(|why| why.fix(STATES_AGAIN)),
             false => ended,
         }
-    }
-
-    /// The leases that keep blocks from being handed out while the step may read them, one for each group of layers.
-    pub fn leases(&self) -> &[StepLease<'a, Stream>] {
-        &self.leases
     }
 }
 

@@ -23,7 +23,7 @@ use super::linear_replay::{LinearPlace, LinearReplay, ReplayedRows};
 /// it when the last layer is queued, as a [`Step`](crate::Step).
 pub struct AttentionGraphStep<'a, T: Element> {
     /// The leases, which end after the last replay.
-    pub(super) leases: Vec<StepLease<'a, Stream>>,
+    pub(super) _leases: Vec<StepLease<'a, Stream>>,
     pub(super) step: GraphStep<'a, SizeBuffers<T>>,
     pub(super) layers: CapturedLayers<'a>,
     /// The layers of linear attention, if there are any.
@@ -189,7 +189,7 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
 
     /// Counts the tokens of the states, once every layer is queued.
     fn note_complete(&mut self) {
-        if self.step.is_complete()
+        if self.step.layers.is_complete()
             && let Some(linear) = &mut self.linear
         {
             linear.advance();
@@ -283,9 +283,10 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             padding: false,
             fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
         };
-        tensors.copy_in(self.stream, inputs, query_rope, |name, from, to| {
-            rows.check(name, from, Some(layer), size(to, 1), Some(size(to, 2)))
-        })?;
+        tensors
+            .places(inputs, query_rope)
+            .try_for_each(|(name, from, to)| rows.check(name, from, Some(layer), size(to, 1), Some(size(to, 2))))?;
+        tensors.copy_in(self.stream, inputs, query_rope)?;
         self.launch_attention(layer)
     }
 
@@ -299,11 +300,6 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
             true => ended.map_err(|why| why.fix(STATES_AGAIN)),
             false => ended,
         }
-    }
-
-    /// The leases that keep blocks from being handed out while the step may read them, one for each group of layers.
-    pub fn leases(&self) -> &[StepLease<'a, Stream>] {
-        &self.leases
     }
 }
 

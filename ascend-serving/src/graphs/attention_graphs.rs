@@ -9,7 +9,8 @@ use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::engine::{
-    Attention, LayerPlace, LeasedStates, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN, take_findings,
+    Attention, LayerPlace, LeasedStates, QueuedLayers, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN,
+    take_findings,
 };
 use crate::error::{Error, Result};
 use crate::kv::{CopiesIn, no_layer};
@@ -18,7 +19,7 @@ use crate::rules;
 use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
 use super::captured_group::{CapturedGroup, fitting_rows};
 use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_pool::{GraphPool, not_while_capturing};
+use super::graph_pool::{GraphPool, GraphStep, not_while_capturing};
 use super::graph_tensors::ReplayedProgram;
 use super::linear_buffers::{LinearBuffers, SizeBuffers};
 use super::linear_replay::{CapturedLinear, LinearReplay};
@@ -384,7 +385,7 @@ impl<T: Element> AttentionGraphs<T> {
             let known = known.ok_or_else(|| layers.missing(layer))?;
             Ok(update.each(known.program.lengths())?)
         };
-        let step = self.graphs.start(stream, rows, (places.len(), progress, STEP_AGAIN), lengths, |buffers| {
+        let replays = self.graphs.start(stream, rows, lengths, |buffers| {
             let mut all = groups.iter().zip(&buffers.groups).zip(metadata.groups()).zip(&programs);
             all.try_for_each(|(((group, buffers), metadata), programs)| {
                 group.fill(stream, buffers, metadata, programs)
@@ -394,12 +395,14 @@ impl<T: Element> AttentionGraphs<T> {
                 _ => Ok(()),
             }
         })?;
+        let queued = QueuedLayers::new(places.len(), progress, STEP_AGAIN);
+        let step = GraphStep { replays, layers: queued, _lease: None };
         let linear = self.linear.as_ref().zip(leased).map(|(linear, leased)| LinearReplay::new(linear, leased));
         let mut range_checker = self.range_checker.as_mut();
         if let Some(checker) = &mut range_checker {
             checker.begin(metadata);
         }
-        Ok(AttentionGraphStep { leases, step, layers, linear, stream, actual, rows, range_checker })
+        Ok(AttentionGraphStep { _leases: leases, step, layers, linear, stream, actual, rows, range_checker })
     }
 }
 

@@ -13,34 +13,34 @@ use super::linear_capture::LinearCapture;
 #[derive(Clone, Debug)]
 pub struct GraphLimits {
     /// Requests of each size.
-    pub(super) sizes: Vec<usize>,
+    pub(crate) sizes: Vec<usize>,
     /// Rows of each request: its new tokens, or the nodes of its tree, at most.
-    pub(super) each: RowsEach,
+    pub(crate) each: RowsEach,
     /// Keys of a request, those of the step included; of drafted trees its tokens in the cache.
-    pub(super) keys: usize,
+    pub(crate) keys: usize,
     /// Blocks of all requests of a step together.
-    pub(super) blocks: usize,
+    pub(crate) blocks: usize,
     /// The sinks of each layer of the model; empty without sinks.
-    pub(super) learnable_sinks: Vec<Option<AnyTensor>>,
+    pub(crate) learnable_sinks: Vec<Option<AnyTensor>>,
     /// How the drafts of the steps are made, if that is said.
-    pub(super) drafting: Option<Drafting>,
+    pub(crate) drafting: Option<Drafting>,
     /// What layers of linear attention have, in a model with such layers.
-    pub(super) linear: Option<LinearCapture>,
+    pub(crate) linear: Option<LinearCapture>,
 }
 
 /// Query rows of each request of a captured size. It converts between the sizes of engines, in requests, and those of
 /// a [`GraphPool`](crate::GraphPool), in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RowsEach(pub(super) usize);
+pub(crate) struct RowsEach(pub(crate) usize);
 
 impl RowsEach {
     /// The rows of `requests` requests.
-    pub(super) fn rows(self, requests: usize) -> usize {
+    pub(crate) fn rows(self, requests: usize) -> usize {
         requests.saturating_mul(self.0)
     }
 
     /// The requests that have `rows` rows.
-    pub(super) fn requests(self, rows: usize) -> usize {
+    pub(crate) fn requests(self, rows: usize) -> usize {
         rows.checked_div(self.0).unwrap_or(0)
     }
 }
@@ -91,7 +91,7 @@ impl GraphLimits {
     }
 
     /// Refuses limits of layers of linear attention where none are captured.
-    pub(super) fn check_not_linear(&self) -> Result<(), Violation> {
+    pub(crate) fn check_not_linear(&self) -> Result<(), Violation> {
         match self.linear {
             None => Ok(()),
             Some(_) => {
@@ -102,7 +102,7 @@ impl GraphLimits {
     }
 
     /// Refuses limits of 0 keys or blocks: each request has a key, its own, in a block. And of 0 tokens a request.
-    pub(super) fn check(&self) -> Result<(), Violation> {
+    pub(crate) fn check(&self) -> Result<(), Violation> {
         if self.each.0 == 0 {
             return Err(Violation::new(
                 &rules::GRAPH_SIZE,
@@ -123,7 +123,7 @@ impl GraphLimits {
     }
 
     /// The query rows of each size.
-    pub(super) fn rows(&self) -> Vec<usize> {
+    pub(crate) fn rows(&self) -> Vec<usize> {
         let rows = self.sizes.iter().map(|requests| self.each.rows(*requests));
         rows.collect()
     }

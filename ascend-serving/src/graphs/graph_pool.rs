@@ -10,7 +10,7 @@ use ascend_attention::{Device, Graph, Stream, StreamMark, Violation};
 use crate::batch::AttentionMetadata;
 use crate::engine::{QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
-use crate::kv::{StepLease, StepProgress, no_layer};
+use crate::kv::{StepLease, no_layer};
 use crate::rules;
 
 /// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so
@@ -208,23 +208,20 @@ impl<B> GraphPool<B> {
             Ok(update.all(CallLengths::PackedPaged { q: metadata.q_ends(), kv: metadata.kv_lengths() })?)
         };
         let fill = |buffers: &B| fill(buffers, metadata);
-        let progress = (self.layers, progress, STEP_AGAIN);
-        let mut step = self.start(stream, size, progress, lengths, fill)?;
-        step.lease = lease;
-        Ok(step)
+        let layers = self.layers;
+        let replays = self.start(stream, size, lengths, fill)?;
+        Ok(GraphStep { replays, layers: QueuedLayers::new(layers, progress, STEP_AGAIN), _lease: lease })
     }
 
-    /// Begins a step of a captured size, whose layers get their lengths from `lengths`, on a stream that
-    /// [follows](Self::follow) the step before. `queued` has the number of layers, whose graphs come first, the
-    /// progress that is made once all of them are queued, and how to do the step again.
+    /// Prepares the replays of a step of a captured size, whose layers get their lengths from `lengths`, on a stream
+    /// that [follows](Self::follow) the step before.
     pub(crate) fn start<'a>(
         &'a mut self,
         stream: &'a Stream,
         size: usize,
-        queued: (usize, Vec<StepProgress>, &'static str),
         lengths: impl Fn(usize, Update) -> Result<Update>,
         fill: impl FnOnce(&B) -> Result<()>,
-    ) -> Result<GraphStep<'a, B>> {
+    ) -> Result<Replays<'a, B>> {
         let Some(OfSize { buffers, graphs, .. }) = self.sizes.iter_mut().find(|captured| captured.size == size) else {
             return Err(Violation::new(
                 &rules::GRAPH_SIZE,
@@ -238,9 +235,7 @@ impl<B> GraphPool<B> {
         let updates = updates.map(|(layer, graph)| lengths(layer, graph.update()).map(Some));
         let updates = updates.collect::<Result<Vec<_>>>()?;
         fill(buffers)?;
-        let (layers, progress, again) = queued;
-        let layers = QueuedLayers::new(layers, progress, again);
-        Ok(GraphStep { buffers, graphs, updates, stream, layers, lease: None })
+        Ok(Replays { buffers, graphs, updates, stream })
     }
 
     /// Drops the graphs, and all that they keep.
@@ -317,18 +312,59 @@ impl<B> fmt::Debug for GraphPool<B> {
     }
 }
 
+/// The graphs of a step's size, each of which is replayed once in the step.
+pub(crate) struct Replays<'a, B> {
+    buffers: &'a B,
+    graphs: &'a mut [Graph<Arc<B>>],
+    /// The update of each graph; `None` once it was replayed, or its replay failed.
+    updates: Vec<Option<Update>>,
+    stream: &'a Stream,
+}
+
+impl<'a, B> Replays<'a, B> {
+    /// The buffers of the step's size.
+    pub(crate) fn buffers(&self) -> &'a B {
+        self.buffers
+    }
+
+    /// Refuses a graph that there is not.
+    fn check(&self, layer: usize) -> Result<()> {
+        let layers = self.graphs.len();
+        if layer < layers { Ok(()) } else { Err(no_layer(layer, layers)) }
+    }
+
+    /// Launches a graph with the step's lengths. A launch that a rule has refused can be repeated.
+    pub(crate) fn launch(&mut self, layer: usize) -> Result<()> {
+        self.check(layer)?;
+        let update = &mut self.updates[layer];
+        let Some(lengths) = &*update else {
+            return Err(rules::STEP_LAYER_REPEATED
+                .broken(format_args!("layer {layer}, whose launch failed in this step"), "a step that is begun again")
+                .into());
+        };
+        let launched = self.graphs[layer].launch(self.stream, lengths).map_err(Error::from);
+        if !launched.as_ref().is_err_and(Error::is_refusal) {
+            *update = None;
+        }
+        launched
+    }
+}
+
+impl<B> fmt::Debug for Replays<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let left = self.updates.iter().filter(|update| update.is_some()).count();
+        f.debug_struct("Replays").field("graphs", &self.graphs.len()).field("left", &left).finish_non_exhaustive()
+    }
+}
+
 /// A step whose layers are replayed from graphs. From [`GraphPool::begin`]. Where layers are left out, its tokens do
 /// not count as computed, as for [`Step`](crate::Step).
 #[must_use = "nothing is computed until the layers are replayed"]
 pub struct GraphStep<'a, B> {
-    buffers: &'a B,
-    graphs: &'a mut [Graph<Arc<B>>],
-    /// The update of each layer; `None` once the layer was replayed, or its replay failed.
-    updates: Vec<Option<Update>>,
-    stream: &'a Stream,
-    layers: QueuedLayers,
+    pub(crate) replays: Replays<'a, B>,
+    pub(crate) layers: QueuedLayers,
     /// Keeps blocks that go back during the step, unless the step is part of one that does.
-    lease: Option<StepLease<'a, Stream>>,
+    pub(crate) _lease: Option<StepLease<'a, Stream>>,
 }
 
 impl<'a, B> GraphStep<'a, B> {
@@ -337,41 +373,18 @@ impl<'a, B> GraphStep<'a, B> {
     /// # Errors
     /// As for [`Step::end`](crate::Step::end).
     pub fn end(mut self) -> Result<()> {
-        self.check_end()
-    }
-
-    /// The end of the step, for those that it is a part of.
-    pub(crate) fn check_end(&mut self) -> Result<()> {
         Ok(self.layers.end()?)
     }
 
     /// Refuses a layer that there is not, and one that was replayed.
     pub(crate) fn admits(&self, layer: usize) -> Result<()> {
-        let layers = self.graphs.len();
-        if layer >= layers {
-            return Err(no_layer(layer, layers));
-        }
+        self.replays.check(layer)?;
         Ok(self.layers.check_not_repeated(layer)?)
-    }
-
-    /// Gives no warning when the step is dropped, since the caller has got an error.
-    pub(crate) fn silence(&mut self) {
-        self.layers.silence();
-    }
-
-    /// Whether every layer is queued.
-    pub(super) fn is_complete(&self) -> bool {
-        self.layers.is_complete()
-    }
-
-    /// Whether a layer is the only one that is not queued.
-    pub(super) fn is_last(&self, layer: usize) -> bool {
-        self.layers.is_last(layer)
     }
 
     /// The buffers of the step's size, to be filled on the step's stream.
     pub fn buffers(&self) -> &'a B {
-        self.buffers
+        self.replays.buffers
     }
 
     /// Launches a layer's graph with the step's lengths. Returns at once. The replay overwrites what other layers
@@ -387,20 +400,9 @@ impl<'a, B> GraphStep<'a, B> {
     }
 
     fn launch_layer(&mut self, layer: usize) -> Result<()> {
-        let layers = self.graphs.len();
-        let own = (self.graphs.get_mut(layer)).zip(self.updates.get_mut(layer));
-        let Some((graph, update)) = own else {
-            return Err(no_layer(layer, layers));
-        };
-        self.layers.check_not_repeated(layer)?;
-        let Some(lengths) = &*update else {
-            return Err(rules::STEP_LAYER_REPEATED
-                .broken(format_args!("layer {layer}, whose launch failed in this step"), "a step that is begun again")
-                .into());
-        };
-        let launched = graph.launch(self.stream, lengths).map_err(Error::from);
+        self.admits(layer)?;
+        let launched = self.replays.launch(layer);
         if !launched.as_ref().is_err_and(Error::is_refusal) {
-            *update = None;
             self.layers.begin_write();
         }
         launched
@@ -409,7 +411,6 @@ impl<'a, B> GraphStep<'a, B> {
 
 impl<B> fmt::Debug for GraphStep<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let left = self.updates.iter().filter(|update| update.is_some()).count();
-        f.debug_struct("GraphStep").field("layers", &self.graphs.len()).field("left", &left).finish_non_exhaustive()
+        f.debug_struct("GraphStep").field("replays", &self.replays).finish_non_exhaustive()
     }
 }

@@ -16,7 +16,7 @@ use crate::rules;
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
 /// each. All layers of a group and size have the same tensors. Over latents `query` holds absorbed queries, `key`
 /// latents, `value` rotary keys, and `output` attention to be projected, `[N, rows, 512]`. In
-/// [`TreeGraphs`](crate::TreeGraphs) the tensors are `[size, heads, nodes, D]`.
+/// [`TreeGraphs`](crate::TreeGraphs) they are `[size, heads, nodes, D]`.
 #[derive(Debug)]
 pub struct GraphTensors<T: Element> {
     /// Queries, `[rows, N, D]`.
@@ -38,29 +38,33 @@ impl<T: Element> GraphTensors<T> {
         let form = LatentForm::Absorbed;
         Some(LatentTensors { query_rope, form })
     }
-}
 
-impl<T: Element> GraphTensors<T> {
-    /// Copies the inputs of a layer, over latents with the rotary parts of the queries, to the first places of these
-    /// tensors. `check` refuses an input that does not fit its tensor.
-    pub(super) fn copy_in(
-        &self,
-        stream: &Stream,
-        inputs: &LayerInputs<'_, T>,
-        query_rope: Option<&Tensor<T>>,
-        check: impl Fn(&'static str, &Tensor<T>, &Tensor<T>) -> Result<(), Violation>,
-    ) -> Result<()> {
+    /// The inputs of a layer by name, over latents with the rotary parts of the queries, each with its tensor.
+    pub(super) fn places<'a>(
+        &'a self,
+        inputs: &LayerInputs<'a, T>,
+        query_rope: Option<&'a Tensor<T>>,
+    ) -> impl Iterator<Item = (&'static str, &'a Tensor<T>, &'a Tensor<T>)> + Clone + use<'a, T> {
         let rope = query_rope.zip(self.query_rope.as_ref());
         let [key, value] = names_of_keys(rope.is_some());
-        let copies = [
+        let places = [
             Some(("query", inputs.query, &self.query)),
             Some((key, inputs.key, &self.key)),
             Some((value, inputs.value, &self.value)),
             rope.map(|(from, to)| ("query_rope", from, to)),
         ];
-        let copies = copies.iter().flatten();
-        copies.clone().try_for_each(|(name, from, to)| check(name, from, to))?;
-        copy_rows(stream, copies.map(|(name, from, to)| (*name, &***from, &***to)))
+        places.into_iter().flatten()
+    }
+
+    /// Copies the inputs of a layer, which fit, to the first places of these tensors.
+    pub(crate) fn copy_in(
+        &self,
+        stream: &Stream,
+        inputs: &LayerInputs<'_, T>,
+        query_rope: Option<&Tensor<T>>,
+    ) -> Result<()> {
+        let places = self.places(inputs, query_rope);
+        copy_rows(stream, places.map(|(name, from, to)| (name, &**from, &**to)))
     }
 }
 

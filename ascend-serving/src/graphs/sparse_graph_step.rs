@@ -57,7 +57,7 @@ impl<T: Element, W: Element> SparseGraphStep<'_, T, W> {
     pub fn choose(&mut self, indexer: usize, inputs: IndexerTensors<'_, T, W>) -> Result<KeyChoice> {
         let outcome = self.queue_indexer(indexer, inputs);
         if outcome.is_err() {
-            self.step.silence();
+            self.step.layers.silence();
         }
         outcome
     }
@@ -111,7 +111,7 @@ impl<T: Element, W: Element> SparseGraphStep<'_, T, W> {
         let outcome = self.queue_layer(layer, inputs);
         match outcome {
             Ok(()) => self.indexers.note_read(inputs.choice),
-            Err(_) => self.step.silence(),
+            Err(_) => self.step.layers.silence(),
         }
         outcome.map(|()| &self.step.buffers().attention.out)
     }
@@ -122,7 +122,7 @@ impl<T: Element, W: Element> SparseGraphStep<'_, T, W> {
         }
         self.step.admits(layer)?;
         let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
-        self.indexers.check_choice(choice, layer, self.step.is_last(layer))?;
+        self.indexers.check_choice(choice, layer, self.step.layers.is_last(layer))?;
         if self.latest != Some(choice.indexer()) {
             return Err(self.overwritten(layer, choice).into());
         }

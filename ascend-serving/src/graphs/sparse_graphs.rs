@@ -7,14 +7,14 @@ use ascend_attention::{Element, Stream, Violation};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
-use crate::engine::{SPARSE_AGAIN, SparseLatent, StepIndexers, begin_in};
+use crate::engine::{QueuedLayers, SPARSE_AGAIN, SparseLatent, StepIndexers, begin_in};
 use crate::error::{Error, Result};
 use crate::kv::{CacheEntry, MAX_INT32};
 use crate::rules;
 
 use super::captured_group::{CapturedGroup, fitting_rows};
 use super::graph_limits::GraphLimits;
-use super::graph_pool::{GraphPool, not_while_capturing};
+use super::graph_pool::{GraphPool, GraphStep, not_while_capturing};
 use super::graph_tensors::CapturedProgram;
 use super::sparse_buffers::SparseBuffers;
 use super::sparse_graph_step::SparseGraphStep;
@@ -198,9 +198,11 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
         self.graphs.follow(stream)?;
         metadata.pad_to_requests(self.group.requests(rows), rows)?;
         let (actual, metadata) = (metadata.actual_tokens(), &*metadata);
-        let (group, queued) = (&self.group, (self.layers, progress, SPARSE_AGAIN));
+        let group = &self.group;
         let lengths = |_, update| Ok(update);
-        let step = self.graphs.start(stream, rows, queued, lengths, |buffers| buffers.fill(group, stream, metadata))?;
+        let replays = self.graphs.start(stream, rows, lengths, |buffers| buffers.fill(group, stream, metadata))?;
+        let layers = QueuedLayers::new(self.layers, progress, SPARSE_AGAIN);
+        let step = GraphStep { replays, layers, _lease: None };
         Ok(SparseGraphStep {
             indexers: StepIndexers::new(self.indexers),
             layers: self.layers,

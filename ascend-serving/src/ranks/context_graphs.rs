@@ -6,20 +6,18 @@ use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, PerRequest};
 use ascend_attention::graph::{Capturing, Update};
-use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::batch::BatchRequest;
-use crate::engine::{LayerInputs, STEP_AGAIN, names_of_keys};
 use crate::error::Result;
-use crate::graphs::{GraphPool, GraphStep, copy_rows, zeros};
-use crate::kv::{BlockPool, CacheEntry, StepLease, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
+use crate::graphs::{GraphPool, GraphTensors, zeros};
+use crate::kv::{BlockPool, CacheEntry, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
 use crate::rules;
 
-use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, own_step, rows_of_layer};
+use super::context_attention::{ContextAttention, joined, own_step};
 use super::context_exchange::ContextExchange;
+use super::context_step::{ContextBuffers, ContextStep, StepCalls};
 use super::paged_rows::Queries;
-use super::step_agreement::StepOrder;
 
 /// Decode steps of one rank of a [`ContextAttention`], replayed from graphs that were captured for some numbers of
 /// requests, one graph for each layer: its write to the cache, both calls of attention and merge, and the exchanges
@@ -40,19 +38,6 @@ pub struct ContextGraphs<T: Element> {
     keys: usize,
     /// The cache that the graphs write.
     entry: Arc<CacheEntry>,
-}
-
-/// What the graphs of a size read and write.
-struct ContextBuffers<T: Element> {
-    block_table: BlockTable,
-    slots: SlotMapping,
-    write: ScatterPlan,
-    query: Tensor<T>,
-    query_rope: Option<Tensor<T>>,
-    key: Tensor<T>,
-    value: Tensor<T>,
-    output: Tensor<T>,
-    exchange: ContextExchange<T>,
 }
 
 impl<T: Element> ContextAttention<T> {
@@ -105,21 +90,19 @@ impl<T: Element> ContextAttention<T> {
                 let slots = padding_slots(pool, 0..rows)?;
                 let slots = slot_mapping(stream, (pool, &own), slots.into_iter())?;
                 let write = WriteViews::of(&own, cache.layer(0)?, rows, [&key, &value])?.scatter(&own, &slots)?;
+                let exchange = ContextExchange::in_graph(stream, shape, ranks, queries, output_dim)?;
+                let output = Tensor::empty(device, [rows, shape.heads, output_dim])?;
                 Ok(ContextBuffers {
                     block_table: BlockTable::zeroed(device, rows, columns, block_size)?,
                     slots,
                     write,
-                    output: Tensor::empty(device, [rows, shape.heads, output_dim])?,
-                    exchange: ContextExchange::in_graph(stream, shape, ranks, queries, output_dim)?,
-                    query,
-                    query_rope,
-                    key,
-                    value,
+                    tensors: GraphTensors { query, query_rope, key, value, output },
+                    exchange,
                 })
             },
             |capture: &Capturing<'_>, rows, layer, buffers| {
-                let ContextBuffers { block_table, slots, write, query, query_rope, key, value, output, exchange } =
-                    buffers;
+                let ContextBuffers { block_table, slots, write, tensors, exchange } = buffers;
+                let GraphTensors { query, query_rope, key, value, output } = tensors;
                 let queries = Queries { query, rope: query_rope.as_ref() };
                 let own = cache.layer(layer)?;
                 WriteViews::of(&cache.shape(), own, rows, [key, value])?.launch(capture, write, slots)?;
@@ -152,7 +135,7 @@ impl<T: Element> ContextGraphs<T> {
         attention: &'a mut ContextAttention<T>,
         stream: &'a Stream,
         requests: &[BatchRequest<'_>],
-    ) -> Result<ContextGraphStep<'a, T>> {
+    ) -> Result<ContextStep<'a, T>> {
         if !Arc::ptr_eq(&self.entry, attention.entry()) {
             return Err(rules::SETTINGS_CACHE
                 .broken(format_args!("graphs of another cache than that of rank {}", attention.rank()), "its own")
@@ -168,8 +151,8 @@ impl<T: Element> ContextGraphs<T> {
             self.check(index, request)?;
         }
         let blocks = attention.cache.pool().blocks();
-        let PreparedStep { split, order, progress, lease } = attention.prepare(stream, requests, rows as i64)?;
-        let own = own_step(&split, attention.rank())?;
+        let prepared = attention.prepare(stream, requests, rows as i64)?;
+        let own = own_step(&prepared.split, attention.rank())?;
         let more = rows.saturating_sub(requests.len());
         let table: Vec<&[usize]> = (0..rows).map(|request| own.table().row(request).unwrap_or(&[])).collect();
         for (request, row) in table.iter().enumerate() {
@@ -185,14 +168,13 @@ impl<T: Element> ContextGraphs<T> {
         let slots = scattered_slots((pool, &attention.cache.shape()), slots.into_iter())?;
         self.graphs.follow(stream)?;
         let kv = PerRequest::new(lengths.clone())?;
-        let layers = (self.graphs.layers(), vec![progress], STEP_AGAIN);
         let update = |_, update: Update| Ok(update.all(ContextExchange::<T>::lengths(&kv))?);
-        let step = self.graphs.start(stream, rows, layers, update, |buffers| {
+        let replays = self.graphs.start(stream, rows, update, |buffers| {
             buffers.block_table.overwrite(stream, &table)?;
             buffers.slots.overwrite(stream, &slots)?;
             buffers.exchange.keep(stream, &lengths)
         })?;
-        Ok(ContextGraphStep { attention, step, stream, tokens: requests.len(), order, _lease: lease })
+        Ok(ContextStep::new(attention, stream, prepared, StepCalls::Replayed(replays)))
     }
 
     /// Refuses a request that the graphs cannot hold.
@@ -223,83 +205,5 @@ fn padding_slots(pool: &BlockPool, numbers: Range<usize>) -> Result<Vec<i32>, Vi
 impl<T: Element> fmt::Debug for ContextGraphs<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ContextGraphs").field("graphs", &self.graphs).field("keys", &self.keys).finish_non_exhaustive()
-    }
-}
-
-/// A step in progress on one rank, replayed layer by layer. From [`ContextGraphs::begin`]; it ends as a
-/// [`ContextStep`](crate::ContextStep) does.
-pub struct ContextGraphStep<'a, T: Element> {
-    attention: &'a mut ContextAttention<T>,
-    step: GraphStep<'a, ContextBuffers<T>>,
-    stream: &'a Stream,
-    tokens: usize,
-    order: StepOrder,
-    _lease: StepLease<'a, Stream>,
-}
-
-impl<T: Element> ContextGraphStep<'_, T> {
-    /// Copies a layer's query `[tokens, N, D]`, key and value `[tokens, Nkv, D]` into the graph's tensors, and replays
-    /// it: [`ContextStep::forward`](crate::ContextStep::forward). All layers write the same output, which is lent until
-    /// the next layer, or the next step of this size: queue what reads it on the stream before, or copy it.
-    ///
-    /// # Errors
-    /// As for [`ContextStep::forward`](crate::ContextStep::forward); [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY)
-    /// for an input in memory of the graph. Where the replay fails, other than by a rule, the rank has left.
-    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
-        let inputs = inputs.into();
-        let outcome = self.ready(layer, &inputs);
-        if outcome.is_err() {
-            self.step.silence();
-        }
-        let output = outcome?;
-        self.attention.agree(self.stream, &mut self.order).inspect_err(|_| self.step.silence())?;
-        let launched = self.step.launch(layer);
-        match &launched {
-            Ok(()) => self.order.advance(),
-            Err(why) if why.is_refusal() => {}
-            Err(_) => self.attention.leave(),
-        }
-        launched.map(|()| output)
-    }
-
-    /// Checks a layer and copies its inputs.
-    fn ready(&mut self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<Tensor<T>> {
-        self.step.admits(layer)?;
-        let rows = (self.attention.shape.heads, rows_of_layer(self.tokens, HEADS_FIXES));
-        let queries = self.attention.check_layer(self.stream, (layer, &self.order), rows, inputs)?;
-        let own = self.step.buffers();
-        let output = own.output.narrow(0, 0..self.tokens)?;
-        let [key, value] = names_of_keys(queries.rope.is_some());
-        let copies = [
-            Some(("query", queries.query, &own.query)),
-            Some((key, inputs.key, &own.key)),
-            Some((value, inputs.value, &own.value)),
-            queries.rope.zip(own.query_rope.as_ref()).map(|(from, to)| ("query_rope", from, to)),
-        ];
-        copy_rows(self.stream, copies.iter().flatten().map(|(name, from, to)| (*name, &***from, &***to)))?;
-        Ok(output)
-    }
-
-    /// Ends the step, and checks that all its layers were queued.
-    ///
-    /// # Errors
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
-    pub fn end(mut self) -> Result<()> {
-        self.attention.advise(&self.order, self.step.check_end())
-    }
-}
-
-impl<T: Element> Drop for ContextGraphStep<'_, T> {
-    fn drop(&mut self) {
-        self.attention.end_step(&self.order);
-    }
-}
-
-impl<T: Element> fmt::Debug for ContextGraphStep<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextGraphStep")
-            .field("step", &self.step)
-            .field("tokens", &self.tokens)
-            .finish_non_exhaustive()
     }
 }

@@ -4,12 +4,14 @@ use std::iter;
 use std::ops::Range;
 
 use ascend_attention::attention::BlockTable;
+use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{Element, Event, Stream, Tensor};
 
-use crate::backends::AttentionShape;
+use crate::backends::{AttentionShape, apart, size};
 use crate::batch::BatchRequest;
 use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
+use crate::graphs::{GraphTensors, Replays};
 use crate::kv::{CacheWrite, StepLease, check_blocks_of};
 
 use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, own_step, rows_of_layer};
@@ -126,26 +128,45 @@ impl<T: Element> ContextAttention<T> {
 /// The calls of a step, which its first layer prepares for all layers, with their tensors, by what is divided over the
 /// ranks.
 #[derive(Debug)]
-enum StepCalls<T: Element> {
+pub(super) enum StepCalls<'a, T: Element> {
     /// The heads, whose rows are all on the rank, over the keys of a block table.
     Heads(Box<BlockTable>, Option<Box<(CacheWrite, ContextExchange<T>)>>),
     Rows(Box<RowSplit>, Option<Box<RowExchange<T>>>),
+    /// The heads, by graphs.
+    Replayed(Replays<'a, ContextBuffers<T>>),
+}
+
+/// What the graphs of a size read and write.
+pub(super) struct ContextBuffers<T: Element> {
+    pub(super) block_table: BlockTable,
+    pub(super) slots: SlotMapping,
+    pub(super) write: ScatterPlan,
+    pub(super) tensors: GraphTensors<T>,
+    pub(super) exchange: ContextExchange<T>,
+}
+
+impl<T: Element> ContextBuffers<T> {
+    /// The output of a step of these rows.
+    fn output(&self, rows: usize) -> Result<Tensor<T>> {
+        Ok(self.tensors.output.narrow(0, 0..rows)?)
+    }
 }
 
 /// The calls of a layer.
-enum LayerCalls<'a, T: Element> {
-    Heads(&'a (CacheWrite, ContextExchange<T>), &'a BlockTable),
-    Rows(&'a mut RowExchange<T>),
+enum LayerCalls<'s, 'a, T: Element> {
+    Heads(&'s (CacheWrite, ContextExchange<T>), &'s BlockTable),
+    Rows(&'s mut RowExchange<T>),
+    Replayed(&'s mut Replays<'a, ContextBuffers<T>>),
 }
 
-impl<T: Element> StepCalls<T> {
-    /// The calls of a layer, prepared if it is the first.
-    fn of_layer<'a>(
-        &'a mut self,
+impl<'a, T: Element> StepCalls<'a, T> {
+    /// The calls of a layer, prepared if it is the first; of graphs with the layer's inputs in place.
+    fn of_layer<'s>(
+        &'s mut self,
         attention: &ContextAttention<T>,
         (stream, split, layer): (&Stream, &ContextSplit, usize),
         (queries, key, value): RankInputs<'_, T>,
-    ) -> Result<LayerCalls<'a, T>> {
+    ) -> Result<LayerCalls<'s, 'a, T>> {
         let (rank, cache) = (attention.rank, &attention.cache);
         match self {
             Self::Heads(block_table, calls) => {
@@ -175,6 +196,11 @@ impl<T: Element> StepCalls<T> {
                 };
                 Ok(LayerCalls::Rows(calls))
             }
+            Self::Replayed(replays) => {
+                let inputs = LayerInputs::from((queries.query, key, value));
+                replays.buffers().tensors.copy_in(stream, &inputs, queries.rope)?;
+                Ok(LayerCalls::Replayed(replays))
+            }
         }
     }
 }
@@ -189,7 +215,8 @@ const ROWS_FIXES: [&str; 2] = [
      `AttentionShape`",
 ];
 
-/// A step in progress on one rank. From [`ContextAttention::begin`]; end it when the last layer is queued, by
+/// A step in progress on one rank. From [`ContextAttention::begin`], or replayed from graphs, from
+/// [`ContextGraphs::begin`](crate::ContextGraphs::begin); end it when the last layer is queued, by
 /// [`ContextStep::end`] or by dropping it. Where some of its layers are missing then, the rank leaves its communicator,
 /// unless the ranks have not agreed in the step yet.
 #[derive(Debug)]
@@ -197,7 +224,7 @@ pub struct ContextStep<'a, T: Element> {
     attention: &'a mut ContextAttention<T>,
     stream: &'a Stream,
     split: ContextSplit,
-    calls: StepCalls<T>,
+    calls: StepCalls<'a, T>,
     /// The step's tokens whose rows the rank brings.
     rows: Vec<Range<usize>>,
     order: StepOrder,
@@ -208,16 +235,16 @@ pub struct ContextStep<'a, T: Element> {
 }
 
 impl<'a, T: Element> ContextStep<'a, T> {
-    fn new(
+    pub(super) fn new(
         attention: &'a mut ContextAttention<T>,
         stream: &'a Stream,
         PreparedStep { split, order, progress, lease }: PreparedStep<'a>,
-        calls: StepCalls<T>,
+        calls: StepCalls<'a, T>,
     ) -> Self {
         let layers = QueuedLayers::new(attention.cache.shape().layers, vec![progress], STEP_AGAIN);
         let rows = match &calls {
-            StepCalls::Heads(..) => iter::once(0..split.tokens()).collect(),
             StepCalls::Rows(..) => split.rows(attention.rank),
+            StepCalls::Heads(..) | StepCalls::Replayed(_) => iter::once(0..split.tokens()).collect(),
         };
         Self { attention, stream, split, calls, rows, order, marks: None, layers, _lease: lease }
     }
@@ -238,24 +265,25 @@ impl<T: Element> ContextStep<'_, T> {
     }
 
     /// The bytes that this rank sends to others in a layer: queries, and results with their log-sum-exps, or where rows
-    /// are divided keys and values, as many as the rank with most of them. It receives as many.
+    /// are divided keys and values, as many as the rank with most of them. It receives as many. Graphs send the rows of
+    /// the captured size.
     pub fn sent_bytes(&self) -> u64 {
         let AttentionShape { heads, head_dim, .. } = self.attention.shape;
         let cache = self.attention.cache.shape();
         let both = cache.key_dim + cache.value_dim;
+        let query_dim = if cache.is_latent() { both } else { head_dim };
+        let of_head = (query_dim + self.attention.output_dim()) * size_of::<T>() + size_of::<f32>();
         let factors = match &self.calls {
-            StepCalls::Heads(..) => {
-                let query_dim = if cache.is_latent() { both } else { head_dim };
-                let elements = query_dim + self.attention.output_dim();
-                [self.split.tokens(), heads, elements * size_of::<T>() + size_of::<f32>()]
-            }
+            StepCalls::Heads(..) => [self.split.tokens(), heads, of_head],
+            StepCalls::Replayed(replays) => [size(&replays.buffers().tensors.query, 0), heads, of_head],
             StepCalls::Rows(rows, _) => [rows.sent_rows(), cache.kv_heads, both * size_of::<T>()],
         };
         let others = self.split.ranks().len() as u64 - 1;
         factors.into_iter().fold(others, |bytes, factor| bytes.saturating_mul(factor as u64))
     }
 
-    /// Marks the time on the stream in front of each layer that is queued from now on, and behind each part of it.
+    /// Marks the time on the stream in front of each layer that is queued from now on, and behind each part of it; of a
+    /// layer that is replayed, whose parts are one graph, behind the last.
     pub fn mark_parts(&mut self) {
         self.marks.get_or_insert_default();
     }
@@ -270,8 +298,10 @@ impl<T: Element> ContextStep<'_, T> {
     /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank, or [inputs of
     /// latents](LayerInputs::latent); the attention of the rank's heads over all keys, `[tokens, N, D]`. In a step of
     /// [`begin_rows`](ContextAttention::begin_rows) all of these have the rank's [rows](Self::rows) in the place of the
-    /// tokens, and the query `P * N` heads, those over one key head behind each other. The first layer plans for all,
-    /// and compares the ranks' steps, for which it waits for the stream and the other ranks; the others return at once.
+    /// tokens, and the query `P * N` heads, those over one key head behind each other. In a step that is replayed all
+    /// layers write the same output, which is lent until the next layer, or the next step of this size: queue what
+    /// reads it on the stream before, or copy it. The first layer plans for all, and compares the ranks' steps, for
+    /// which it waits for the stream and the other ranks; the others return at once.
     ///
     /// # Errors
     /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) of the first layer, on all ranks, where they bring different steps:
@@ -283,13 +313,17 @@ impl<T: Element> ContextStep<'_, T> {
     /// another layer than the next, [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for inputs of another kind than
     /// the cache's, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask or sinks,
     /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator; as for [`CacheWrite::plan`],
-    /// and as for planning the calls and the merge: nothing was exchanged then, and the layer can be repeated. The
-    /// others wait for it meanwhile, unless the error is a [`RANKS_BATCH`](crate::rules::RANKS_BATCH), which they get
-    /// too. [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
+    /// and as for planning the calls and the merge; of replays [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an
+    /// input in memory of the graph: nothing was exchanged then, and the layer can be repeated. The others wait for it
+    /// meanwhile, unless the error is a [`RANKS_BATCH`](crate::rules::RANKS_BATCH), which they get too.
+    /// [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {
-            let output = Tensor::empty(self.stream.device(), queries.query.shape())?;
+            let output = match &self.calls {
+                StepCalls::Replayed(replays) => replays.buffers().output(self.split.tokens())?,
+                _ => Tensor::empty(self.stream.device(), queries.query.shape())?,
+            };
             Ok((queries, output))
         });
         let (queries, output) = self.layers.note_refusal(outcome)?;
@@ -301,7 +335,7 @@ impl<T: Element> ContextStep<'_, T> {
     ///
     /// # Errors
     /// As for [`forward`](Self::forward); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape
-    /// than the query's.
+    /// than the query's, [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for that of the graph.
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,
@@ -311,6 +345,9 @@ impl<T: Element> ContextStep<'_, T> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {
             output.check_device("output", self.stream.device())?;
+            if let StepCalls::Replayed(replays) = &self.calls {
+                apart("output", output, [("that of the graph", &*replays.buffers().tensors.output)])?;
+            }
             let shape = queries.query.shape();
             match output.shape() == shape && output.is_contiguous() {
                 true => Ok(queries),
@@ -325,8 +362,8 @@ impl<T: Element> ContextStep<'_, T> {
     fn check<'i>(&self, layer: usize, inputs: &LayerInputs<'i, T>) -> Result<Queries<'i, T>> {
         self.layers.check_not_repeated(layer)?;
         let (shape, fixes) = match self.calls {
-            StepCalls::Heads(..) => (self.attention.shape, HEADS_FIXES),
             StepCalls::Rows(..) => (self.attention.shape.of_ranks(self.split.ranks().len()), ROWS_FIXES),
+            StepCalls::Heads(..) | StepCalls::Replayed(_) => (self.attention.shape, HEADS_FIXES),
         };
         let rows = rows_of_layer(self.rows.iter().map(Range::len).sum(), fixes);
         self.attention.check_layer(self.stream, (layer, &self.order), (shape.heads, rows), inputs)
@@ -364,9 +401,9 @@ impl<T: Element> ContextStep<'_, T> {
             Ok(())
         };
         mark(ContextPart::Start)?;
-        layers.begin_write();
         match calls {
             LayerCalls::Heads((write, exchange), block_table) => {
+                layers.begin_write();
                 let tensors = ContextLayer { queries, key, value, cache: cache.layer(layer)?.clone(), block_table };
                 cache.write(stream, write, layer, key, value)?;
                 mark(ContextPart::Write)?;
@@ -374,8 +411,22 @@ impl<T: Element> ContextStep<'_, T> {
                 exchange.launch(communicator, stream, &tensors, output, &mut mark)
             }
             LayerCalls::Rows(exchange) => {
+                layers.begin_write();
                 *exchanges = true;
                 exchange.launch(communicator, stream, (cache, layer), (queries, [key, value]), output, &mut mark)
+            }
+            LayerCalls::Replayed(replays) => {
+                let launched = replays.launch(layer);
+                if !launched.as_ref().is_err_and(Error::is_refusal) {
+                    layers.begin_write();
+                    *exchanges = true;
+                }
+                launched?;
+                let own = replays.buffers().output(size(output, 0))?;
+                if own.as_raw() != output.as_raw() {
+                    output.copy_from(*stream, &own)?;
+                }
+                mark(ContextPart::Merge)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Decode steps over divided contexts, replayed from graphs.
 
 use super::*;
+use ascend_serving::ContextPart;
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
@@ -75,11 +76,24 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         let mut step = graphs.begin(&mut attention, &stream, &[request]).unwrap();
         let order = step.forward(1, inputs).unwrap_err();
         assert!(order.breaks(&rules::RANKS_ORDER), "{order}");
-        for layer in 0..LAYERS {
-            let output = step.forward(layer, inputs).unwrap();
-            assert_eq!(output.download(&stream).unwrap(), vec![bf16::ONE; 2 * DIM]);
+        step.mark_parts();
+        let sent = step.sent_bytes();
+        let mut lent = step.forward(0, inputs).unwrap();
+        assert_eq!(lent.download(&stream).unwrap(), vec![bf16::ONE; 2 * DIM]);
+        // The graph writes its own output, of which a copy stays.
+        let shared = step.forward_into(1, inputs, &mut lent).unwrap_err();
+        assert!(shared.breaks(&rules::ARGUMENT_MEMORY), "{shared}");
+        let mut own = stream.upload(&[bf16::ZERO; 2 * DIM], [1, 2, DIM]).unwrap();
+        step.forward_into(1, inputs, &mut own).unwrap();
+        for layer in 2..LAYERS {
+            step.forward(layer, inputs).unwrap();
         }
+        assert_eq!(own.download(&stream).unwrap(), vec![bf16::ONE; 2 * DIM]);
+        let marks: Vec<_> = step.marks().iter().map(|(part, _)| *part).collect();
+        assert_eq!(marks, [ContextPart::Start, ContextPart::Merge].repeat(LAYERS));
         step.end().unwrap();
+        // Rows of the captured size are sent, one of them padding, of two heads: queries, results, log-sum-exps.
+        assert_eq!(sent, 2 * 2 * (2 * DIM * size_of::<bf16>() + size_of::<f32>()) as u64);
         assert_eq!(attention.computed_tokens(&sequence), Ok(41));
         // A step that a rank leaves after its first layer is torn for everybody, once the rank's graphs are gone.
         drop((short, whole, graphs));

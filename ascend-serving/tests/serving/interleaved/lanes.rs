@@ -299,11 +299,10 @@ impl<T: Number> Lane<T> for Eager<T> {
         layer: usize,
         inputs: &Inputs<T>,
     ) -> Result<Vec<T>, Error> {
-        let output = match step {
-            EagerStep::Step(step) => step.forward(layer, inputs.of_layer())?,
-            EagerStep::Trees(step) => step.forward(layer, inputs.of_trees(NODES).of_layer())?,
-        };
-        Ok(output.download(stream)?)
+        Ok(match step {
+            EagerStep::Step(step) => step.forward(layer, inputs.of_layer())?.download(stream)?,
+            EagerStep::Trees(step) => step.forward(layer, inputs.of_trees(NODES).of_layer())?.download(stream)?,
+        })
     }
 
     fn end(step: EagerStep<'_, T>) -> Result<(), Error> {

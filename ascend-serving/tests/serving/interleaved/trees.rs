@@ -1,7 +1,7 @@
 //! Verifications of drafted trees, which read the tokens of their sequences and write none.
 
 use ascend_attention::Stream;
-use ascend_serving::{DraftTree, Error, TreeGraphStep, TreeGraphs, TreeRequest, Violation};
+use ascend_serving::{DraftTree, Error, TreeGraphs, TreeRequest, TreeStep, Violation};
 
 use crate::tokens::Number;
 
@@ -87,7 +87,7 @@ pub fn accept(world: &mut World, parts: &[Part]) -> Rows {
 /// Verifications replayed from graphs.
 impl<T: Number> Lane<T> for TreeGraphs<T> {
     type Metadata = Trees;
-    type Step<'a> = TreeGraphStep<'a, T>;
+    type Step<'a> = TreeStep<'a, T>;
 
     const NAME: &'static str = "tree step";
 
@@ -108,7 +108,7 @@ impl<T: Number> Lane<T> for TreeGraphs<T> {
         world: &World,
         stream: &'a Stream,
         trees: &'a mut Trees,
-    ) -> Result<TreeGraphStep<'a, T>, Error> {
+    ) -> Result<TreeStep<'a, T>, Error> {
         TreeGraphs::begin(self, stream, &requests(world, trees))
     }
 
@@ -116,17 +116,12 @@ impl<T: Number> Lane<T> for TreeGraphs<T> {
         accept(world, parts)
     }
 
-    fn forward(
-        step: &mut TreeGraphStep<'_, T>,
-        stream: &Stream,
-        layer: usize,
-        inputs: &Inputs<T>,
-    ) -> Result<Vec<T>, Error> {
+    fn forward(step: &mut TreeStep<'_, T>, stream: &Stream, layer: usize, inputs: &Inputs<T>) -> Result<Vec<T>, Error> {
         let output = step.forward(layer, inputs.of_trees(NODES).of_layer())?;
         Ok(output.download(stream)?)
     }
 
-    fn end(step: TreeGraphStep<'_, T>) -> Result<(), Error> {
+    fn end(step: TreeStep<'_, T>) -> Result<(), Error> {
         step.end()
     }
 }

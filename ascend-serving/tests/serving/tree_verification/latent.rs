@@ -130,7 +130,7 @@ impl LatentCase<'_> {
             let error = step.forward(layer, swapped).map(drop).unwrap_err();
             assert!(error.breaks(&rules::STEP_HEADS), "{error}");
             let inputs = LayerInputs::latent(query, latent, key_rope, tensors);
-            compare(layer, &step.forward(layer, inputs)?, &all);
+            compare(layer, step.forward(layer, inputs)?, &all);
         }
         let is_one_call = step.is_one_call().unwrap();
         let refused = step.refused().map(|refused| (refused.to_string(), refused.taken_by));
@@ -187,6 +187,8 @@ impl LatentCase<'_> {
                 let out = step.forward(layer, inputs)?;
                 compare(layer, out, of);
             }
+            let replayed = step.refused().map(|refused| (refused.to_string(), refused.taken_by));
+            assert_eq!((step.is_one_call(), replayed), (Some(is_one_call), refused.clone()));
         }
         Ok(refused)
     }
@@ -366,10 +368,10 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
     for nth in 1..=12 {
         let fault = inject(Site::Malloc, nth, 207_018);
         let step = verification.begin(stream, &cache, &[request]);
-        let verified = step.and_then(|mut step| Ok((step.forward(0, inputs)?, step.is_one_call())));
+        let verified = step.and_then(|mut step| step.forward(0, inputs).map(drop).map(|()| step.is_one_call()));
         drop(fault);
         match verified {
-            Ok((_, is_one_call)) => {
+            Ok(is_one_call) => {
                 assert_eq!(is_one_call, Some(true), "allocation {nth}");
                 break;
             }

@@ -86,6 +86,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let request = |r: &usize| TreeRequest { sequence: &sequences[*r], cached: sequences[*r].len(), tree: &trees[*r] };
     let requests: Vec<_> = all.iter().map(request).collect();
     let mut step = verification.begin(&stream, &cache, &requests).unwrap();
+    prop_assert!(step.tensors().is_none());
     for (layer, numbers) in layers.iter().enumerate() {
         let [query, key, value] = &uploaded[layer];
         let out = step.forward(layer, (query, key, value)).unwrap();
@@ -276,14 +277,35 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     }
     let why = step.forward(1, (&good, &good, &good)).unwrap_err();
     assert!(why.breaks(&rules::ARGUMENT_VALUE), "{why}");
-    let zeros = stream.upload(&[f16::ZERO; 3 * DIM], [1, 1, 3, DIM]).unwrap();
-    step.forward(0, (&zeros, &zeros, &good)).unwrap();
-    // All keys weigh the same: the cached ones, and those of the nodes up to each.
-    let lse = step.softmax_lse().unwrap().download(&stream).unwrap();
-    for (node, lse) in lse[..3].iter().enumerate() {
-        let keys = (short.len() + node + 1) as f32;
-        assert!(abs_diff_eq!(*lse, keys.ln(), epsilon = 1e-3), "node {node}: {lse}");
+    assert!(step.softmax_lse().is_none() && step.is_one_call() == Some(false));
+    // Inputs in the first rows of their tensors stay there, and none may be in another's.
+    let tensors = step.tensors().unwrap();
+    let own = [&tensors.query, &tensors.key, &tensors.value].map(|tensor| tensor.narrow(0, 0..1).unwrap());
+    let [query, key, value] = &own;
+    let why = step.forward(0, (key, query, value)).unwrap_err();
+    assert!(why.breaks(&rules::ARGUMENT_MEMORY), "{why}");
+    for (tensor, number) in [(query, f16::ZERO), (key, f16::ZERO), (value, f16::ONE)] {
+        tensor.overwrite(&stream, &[number; 3 * DIM]).unwrap();
     }
+    let output = step.forward(0, (query, key, value)).unwrap().download(&stream).unwrap();
+    assert_eq!(output.len(), 2 * 3 * DIM, "with the padding");
+    // All keys weigh the same: the cached ones, and those of the nodes up to each. The cached values are zeros.
+    let check = |lse: &[f32], output: &[f16]| {
+        for (node, (lse, row)) in lse.iter().zip(output.chunks(DIM)).take(3).enumerate() {
+            let keys = (short.len() + node + 1) as f32;
+            assert!(abs_diff_eq!(*lse, keys.ln(), epsilon = 1e-3), "node {node}: {lse}");
+            let want = (node + 1) as f64 / f64::from(keys);
+            assert!(row.iter().all(|got| abs_diff_eq!(got.to_f64(), want, epsilon = 1e-3)), "node {node}: {row:?}");
+        }
+    };
+    check(&step.softmax_lse().unwrap().download(&stream).unwrap(), &output);
+    step.end().unwrap();
+    // As without a graph.
+    let mut step = verification.begin(&stream, &cache, &[request]).unwrap();
+    let ones = stream.upload(&[f16::ONE; 3 * DIM], [1, 1, 3, DIM]).unwrap();
+    let zeros = stream.upload(&[f16::ZERO; 3 * DIM], [1, 1, 3, DIM]).unwrap();
+    let output = step.forward(0, (&zeros, &zeros, &ones)).unwrap().download(&stream).unwrap();
+    check(&step.softmax_lse().unwrap().download(&stream).unwrap(), &output);
 }
 
 #[test]

@@ -8,18 +8,20 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::merge::Part;
 use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
-use crate::drafts::{
-    DraftTree, NodeAndContextCalls, NodeSlots, TREES_AGAIN, TreeForm, TreeLengths, TreeRequest, TreeTensors,
-    TreeVerification, begin_trees, check_nodes, tree_mask, with_fewest_calls,
-};
+use crate::backends::RefusedBackend;
+use crate::engine::QueuedLayers;
 use crate::error::{Error, Result};
+use crate::graphs::{GraphLimits, GraphPool, GraphTensors, RowsEach};
 use crate::kv::{CacheEntry, CacheShape, LayerCache, PagedKvCache};
 use crate::rules;
 
-use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_pool::GraphPool;
-use super::graph_tensors::GraphTensors;
-use super::tree_graph_step::{TreeBuffers, TreeGraphStep};
+use super::DraftTree;
+use super::node_writes::NodeSlots;
+use super::tree_request::{TreeForm, TreeLengths, TreeRequest, begin_trees, check_nodes};
+use super::tree_step::{LayerCalls, ReplayedTrees, TREES_AGAIN, TreeBuffers, TreeStep};
+use super::tree_verification::{
+    NodeAndContextCalls, NodeRows, TreeTensors, TreeVerification, tree_mask, with_fewest_calls,
+};
 
 /// Verifications of drafted trees, replayed from graphs that were captured for a few numbers of requests: one graph
 /// of each layer. From [`TreeVerification::capture`]. [`TreeVerification`] computes the same without graphs and lists
@@ -72,6 +74,9 @@ pub struct TreeGraphs<T: Element> {
     /// Limits of the requests' tokens in the cache.
     limits: KeyLimits,
     form: TreeForm,
+    rows: NodeRows,
+    /// Why a layer is not one call, over latents.
+    refused: Option<RefusedBackend>,
 }
 
 /// The numbers for which a size is captured.
@@ -132,8 +137,8 @@ impl TreeVerification {
         }
         let is_latent = cache.shape().is_latent();
         let captured = |form| self.capture_form(stream, cache, limits, form);
-        let (graphs, _) = with_fewest_calls(stream.device(), is_latent, captured)?;
-        Ok(graphs)
+        let (graphs, refused) = with_fewest_calls(stream.device(), is_latent, captured)?;
+        Ok(TreeGraphs { refused, ..graphs })
     }
 
     fn capture_form<T: Element>(
@@ -177,6 +182,8 @@ impl TreeVerification {
             nodes: each,
             limits: limits_of_keys,
             form,
+            rows: self.node_rows(cache.shape()),
+            refused: None,
         })
     }
 
@@ -275,7 +282,7 @@ impl<T: Element> TreeGraphs<T> {
     /// declared, also of all requests together if [blocks](GraphLimits::blocks) were;
     /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE) for more nodes than were captured; for the requests as for
     /// [`TreeVerification::begin`]; as for [`GraphPool::begin`](crate::GraphPool::begin).
-    pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[TreeRequest<'_>]) -> Result<TreeGraphStep<'a, T>> {
+    pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[TreeRequest<'_>]) -> Result<TreeStep<'a, T>> {
         self.graphs.admits(stream)?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.cache_entry.pool().begin_step(stream);
@@ -314,18 +321,28 @@ impl<T: Element> TreeGraphs<T> {
             }
             _ => None,
         };
-        let step = self.graphs.start(
+        let layers = self.graphs.layers();
+        let lengths = form.lengths(&of_step);
+        let replays = self.graphs.start(
             stream,
             rows,
-            (self.graphs.layers(), vec![progress], TREES_AGAIN),
-            |_, update| Ok(update.all(form.lengths(&of_step))?),
+            |_, update| Ok(update.all(lengths)?),
             |buffers| {
                 buffers.block_table.overwrite(stream, &table)?;
                 Ok(buffers.mask.overwrite_bytes(stream, mask.bytes())?)
             },
         )?;
         let writes = writes.map(|writes| (writes, &*self.latents));
-        Ok(TreeGraphStep::new(lease, step, writes, stream, count))
+        Ok(TreeStep {
+            stream,
+            _lease: lease,
+            layers: QueuedLayers::new(layers, vec![progress], TREES_AGAIN),
+            requests: count,
+            rows: self.rows,
+            nodes: Some(self.nodes.0),
+            calls: LayerCalls::Replayed(ReplayedTrees { replays, writes, refused: self.refused.as_ref() }),
+            output: None,
+        })
     }
 
     fn check_limits(&self, index: usize, request: &TreeRequest<'_>) -> Result<(), Violation> {
