@@ -185,8 +185,8 @@ pub mod prelude {
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backend,
         Backends, BatchRequest, BatchSettings, Causality, ContextAttention, DraftTree, Drafting, GraphLimits,
         LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, LinearCapture, PrefixCache,
-        RecordedBatch, SplitDecode, StatePolicy, Step, StepCall, StepContext, StepProgram, TreeGraphs, TreeRequest,
-        TreeVerification,
+        RecordedBatch, SharedPrefixDecode, SplitDecode, StatePolicy, Step, StepCall, StepContext, StepProgram,
+        TreeGraphs, TreeRequest, TreeVerification,
     };
 }
 
