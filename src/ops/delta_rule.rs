@@ -87,9 +87,9 @@ impl DeltaSequences {
     /// Waits for a stream, then replaces the slots, of as many sequences as there are: plans, and launches that were
     /// captured, read the new ones. A row may have fewer slots than before, or none: its sequence has as many tokens,
     /// which follow those of the sequence before. The operator leaves out sequences without tokens, and rows behind the
-    /// last token: a [`launch`](crate::recurrent_delta_rule::RecurrentDeltaPlan::launch) returns zeros there,
-    /// [`launch_into`](crate::recurrent_delta_rule::RecurrentDeltaPlan::launch_into) leaves what was there. Other
-    /// streams that use the sequences have to be waited for before.
+    /// last token: a [`launch`](crate::operation::Plan::launch) returns zeros there, and
+    /// [`launch_into`](crate::operation::Plan::launch_into) leaves what was there. Other streams that use the sequences
+    /// have to be waited for before.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of rows, more slots than the call has
