@@ -30,6 +30,7 @@ use ascend_serving::{
     LayerInputs, LayerMask, LinearCapture, NamedMask, NativeSparse, NativeTensors, PrefixCache, Result,
     SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, UpProjected, rules,
 };
+use ascend_testing::alone::alone;
 use ascend_testing::faults::*;
 use ascend_testing::harness;
 
@@ -43,20 +44,23 @@ fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
     schedule(stream, pools, backends)
 }
 
-/// Steps over caches of INT8, with scales of channels and of tokens.
-fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
+/// Steps over a cache of INT8 with scales of channels.
+fn integers_scaled_by_channel(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let shape = CacheShape::new(LAYERS, 1, DIM);
-    let pad = PadPolicy::SkipNegative;
     let scales = [(); LAYERS].map(|()| ChannelScales::uniform(&shape, 0.1, 0.1).unwrap());
-    let of_channels = PagedKvCache::quantised(stream, BLOCKS, 128, shape, pad, &scales)?;
-    pools.push(of_channels.pool().clone());
-    let of_tokens = PagedKvCache::quantised_by_token(stream.device(), BLOCKS, 128, shape, pad)?;
-    pools.push(of_tokens.pool().clone());
-    for cache in [of_channels, of_tokens] {
-        let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
-        schedule_over(stream, cache, backends)?;
-    }
-    Ok(())
+    over_integers(stream, pools, PagedKvCache::quantised(stream, BLOCKS, 128, shape, PadPolicy::SkipNegative, &scales)?)
+}
+
+/// Steps over a cache of INT8 with scales of tokens.
+fn integers_scaled_by_token(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let shape = CacheShape::new(LAYERS, 1, DIM);
+    let device = stream.device();
+    over_integers(stream, pools, PagedKvCache::quantised_by_token(device, BLOCKS, 128, shape, PadPolicy::SkipNegative)?)
+}
+
+fn over_integers(stream: &Stream, pools: &mut Pools, cache: PagedKvCache<bf16>) -> Result<()> {
+    pools.push(cache.pool().clone());
+    schedule_over(stream, cache, Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill))
 }
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
@@ -507,38 +511,62 @@ fn copies(stream: &Stream, _: &mut Pools) -> Result<()> {
     Ok(event.synchronize()?)
 }
 
-#[test]
-fn nothing_is_left_whatever_fails() {
-    if harness::not_on_npu("failures are injected into, and leaks counted by, the emulation of this process") {
-        return;
-    }
-    // Masks are made anew by each run, on a device of its own.
-    let nothing = Live::default();
-    run(masks, nothing).unwrap();
-    let failed = with_each_fault(masks, nothing);
-    assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
+fn launching(piece: Piece) {
+    nothing_is_left(&[(piece, true)]);
+}
 
-    // The others find the one that they use, which the device keeps.
-    let launching: [Piece; 16] = [
-        packed_steps,
-        steps_over_integers,
-        steps_by_several_backends,
-        steps_of_several_calls,
-        ranks,
-        latent_steps,
-        drafted_trees,
-        graphs,
-        captured_steps,
-        cached_prefixes,
-        masked_layers,
-        native_sparse_steps,
-        recurrent_steps,
-        inference_card,
-        side_by_side,
-        merges,
-    ];
-    let mut pieces = launching.map(|piece| (piece, true)).to_vec();
-    pieces.push((copies, false));
-    nothing_is_left(&pieces);
+fn without_launches(piece: Piece) {
+    nothing_is_left(&[(piece, false)]);
+}
+
+/// Masks are made anew by each run, on a device of its own.
+fn with_own_masks(piece: Piece) {
+    let nothing = Live::default();
+    run(piece, nothing).unwrap();
+    let failed = with_each_fault(piece, nothing);
+    assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
+}
+
+fn half_written(piece: Piece) {
+    launching(piece);
     assert!(HALF_WRITTEN.load(Ordering::Relaxed) > 0);
+}
+
+/// A test for each piece. What is alive is counted by process, so that each has its own.
+macro_rules! tests {
+    ($( $piece:ident: $check:ident; )*) => {
+        mod nothing_is_left_whatever_fails {$(
+            #[test]
+            fn $piece() {
+                let why = "failures are injected into, and leaks counted by, the emulation of this process";
+                if super::harness::not_on_npu(why) {
+                    return;
+                }
+                let name = concat!("nothing_is_left_whatever_fails::", stringify!($piece));
+                super::alone(name, || super::$check(super::$piece));
+            }
+        )*}
+    };
+}
+
+tests! {
+    packed_steps: launching;
+    integers_scaled_by_channel: launching;
+    integers_scaled_by_token: launching;
+    steps_by_several_backends: launching;
+    steps_of_several_calls: launching;
+    ranks: launching;
+    latent_steps: launching;
+    drafted_trees: launching;
+    graphs: launching;
+    captured_steps: launching;
+    cached_prefixes: launching;
+    masked_layers: launching;
+    native_sparse_steps: launching;
+    recurrent_steps: half_written;
+    inference_card: launching;
+    side_by_side: launching;
+    merges: launching;
+    masks: with_own_masks;
+    copies: without_launches;
 }
