@@ -295,7 +295,7 @@ fn estimated(sizes: usize, layers: usize, varying: &[usize]) -> CaptureEstimate 
 }
 
 /// Refuses an operation that waits, on a thread that captures a graph.
-pub(super) fn not_while_capturing(what: &'static str) -> Result<()> {
+pub(crate) fn not_while_capturing(what: &'static str) -> Result<()> {
     if is_capturing() {
         let instead = "begin the step before or after the capture";
         return Err(ascend_attention::Error::Capturing { what, instead }.into());

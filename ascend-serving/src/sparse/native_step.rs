@@ -6,12 +6,12 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
+use crate::engine::{QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, StepLease};
 
 use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
 use super::native_sparse::{CacheViews, NativeSparse};
-use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::sparse_inputs::{SparseRows, Whose};
 use super::two_caches;
 
@@ -117,12 +117,7 @@ impl<T: Element> NativeStep<'_, T> {
 
     /// The rows that tensors of the step have.
     fn rows(&self) -> SparseRows<'_> {
-        SparseRows {
-            device: self.stream.device(),
-            actual: self.metadata.actual_tokens(),
-            padded: self.metadata.tokens(),
-            padding: true,
-        }
+        SparseRows::of_step(self.stream, self.metadata)
     }
 
     /// Refuses outputs of the caller that do not have the step's rows, or that share memory with each other or with
