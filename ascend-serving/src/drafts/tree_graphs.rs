@@ -230,8 +230,7 @@ impl TreeVerification {
             block_table,
         };
         let over_cache = tensors.over_cache();
-        let mut output =
-            Output { attention: captured.output.clone(), softmax_lse: two.as_ref().map(|(_, merged)| merged.clone()) };
+        let mut output = buffers.output();
         let Some(([of_nodes, of_cached], _)) = two else {
             let call = capture.attention(&self.one_call(mask.clone()), longest, over_cache)?;
             return Ok(capture.launch_into(call, over_cache, &mut output)?);

@@ -21,8 +21,8 @@ use super::tree_verification::{
 };
 
 /// A verification of drafted trees in progress, launched layer by layer. From [`TreeVerification::begin`], or replayed
-/// from graphs, from [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeStep::end) or drop it when the last layer
-/// is queued.
+/// from graphs, from [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeStep::end) or drop it when the last
+/// layer is queued.
 pub struct TreeStep<'a, T: Element> {
     pub(super) verification: TreeVerification,
     pub(super) stream: &'a Stream,
@@ -70,7 +70,8 @@ pub(super) struct TreeBuffers<T: Element> {
 }
 
 impl<T: Element> TreeBuffers<T> {
-    fn output(&self) -> Output<T> {
+    /// What the graph of a layer writes.
+    pub(super) fn output(&self) -> Output<T> {
         let softmax_lse = self.two.as_ref().map(|(_, merged)| merged.clone());
         Output { attention: self.tensors.output.clone(), softmax_lse }
     }

@@ -115,11 +115,6 @@ impl<T: Element> NativeStep<'_, T> {
         plan.attend(stream, &views, query, branches)
     }
 
-    /// The rows that tensors of the step have.
-    fn rows(&self) -> SparseRows<'_> {
-        SparseRows::of_step(self.stream, self.metadata)
-    }
-
     /// Refuses outputs of the caller that do not have the step's rows, or that share memory with each other or with
     /// what the layer reads and writes.
     fn check_branches(
@@ -128,7 +123,7 @@ impl<T: Element> NativeStep<'_, T> {
         tensors: NativeTensors<'_, T>,
         views: &CacheViews<T>,
     ) -> Result<()> {
-        let (rows, shape) = (self.rows(), [self.native.shape.heads, VALUE]);
+        let (rows, shape) = (SparseRows::of_step(self.stream, self.metadata), [self.native.shape.heads, VALUE]);
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
         let read: [(_, &AnyTensor); 5] = [
             ("query", query),
@@ -148,7 +143,7 @@ impl<T: Element> NativeStep<'_, T> {
     /// Refuses tensors of a layer that do not have the step's rows, or the heads of the attention.
     fn check(&self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<()> {
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
-        let rows = self.rows();
+        let rows = SparseRows::of_step(self.stream, self.metadata);
         let (shape, whose) = (self.native.shape, Whose::NativeLayer(layer));
         rows.check("query", whose, query, &[shape.heads, 192])?;
         rows.check("key", whose, key, &[shape.kv_heads, 192])?;
