@@ -217,18 +217,20 @@ fn decode(
             key: &upload(stream, &new.index, 1, INDEX)?,
         },
     )?;
-    let output = step.forward(
-        0,
-        SparseTensors {
-            query: &upload(stream, &queries.query, HEADS, LATENT)?,
-            query_rope: &upload(stream, &queries.rope, HEADS, ROPE)?,
-            latent: &upload(stream, &new.latent, 1, LATENT)?,
-            key_rope: &upload(stream, &new.rope, 1, ROPE)?,
-            choice: &choice,
-        },
-    )?;
+    let output = step
+        .forward(
+            0,
+            SparseTensors {
+                query: &upload(stream, &queries.query, HEADS, LATENT)?,
+                query_rope: &upload(stream, &queries.rope, HEADS, ROPE)?,
+                latent: &upload(stream, &new.latent, 1, LATENT)?,
+                key_rope: &upload(stream, &new.rope, 1, ROPE)?,
+                choice: &choice,
+            },
+        )?
+        .download(stream)?;
     step.end()?;
-    Ok((output.download(stream)?, choice.indices().download(stream)?))
+    Ok((output, choice.indices().download(stream)?))
 }
 
 fn main() -> Result<()> {

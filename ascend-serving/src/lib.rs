@@ -91,7 +91,8 @@
 //! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; layers of linear
 //!   attention too ([`LinearCapture`]).
 //! - [`GraphPool`]: a graph for each size, with launches of one's own.
-//! - [`TreeGraphs`]: drafted trees replayed from graphs.
+//! - [`TreeGraphs`], [`SparseGraphs`]: drafted trees, and sparse attention, replayed from graphs, in the steps that
+//!   compute them without ([`TreeStep`], [`SparseStep`]).
 //! - [`GraphLimits`]: the sizes and lengths that are captured.
 //! - [`TensorParallel`]: heads divided over ranks.
 //! - [`ContextAttention`], [`ContextParallel`]: contexts, and rows of prompts, divided over ranks, on a communicator
@@ -124,6 +125,7 @@ mod prefix_states;
 mod ranks;
 pub mod rules;
 mod sharing;
+mod sparse;
 
 pub use ascend_attention::Violation;
 pub use backends::*;
@@ -138,15 +140,13 @@ pub use drafts::{
 };
 pub use engine::{
     AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
-    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding, IndexerTensors, KeyChoice,
-    LayerGroup, LayerInputs, LayerTensor, NativeBranches, NativeSparse, NativeStep, NativeTensors, RangeCheck,
-    RangeFinding, ServedStep, SparseLatent, SparseStep, SparseTensors, Step, StepComparison, compare_backends,
-    compare_caches,
+    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding, LayerGroup, LayerInputs,
+    LayerTensor, RangeCheck, RangeFinding, ServedStep, Step, StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{
     AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture,
-    LinearGraphTensors, SparseGraphStep, SparseGraphs,
+    LinearGraphTensors,
 };
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
@@ -154,6 +154,10 @@ pub use prefix_cache::PrefixCache;
 pub use ranks::{
     ContextAttention, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep, RankStep, RingAttention,
     TensorParallel,
+};
+pub use sparse::{
+    IndexerTensors, KeyChoice, NativeBranches, NativeSparse, NativeStep, NativeTensors, SparseGraphs, SparseLatent,
+    SparseStep, SparseTensors,
 };
 
 /// What most engines use, for `use ascend_serving::prelude::*`: [`ascend_attention::prelude`], and the parts of a

@@ -18,10 +18,8 @@ use crate::rules;
 use super::DraftTree;
 use super::node_writes::NodeSlots;
 use super::tree_request::{TreeForm, TreeLengths, TreeRequest, begin_trees, check_nodes};
-use super::tree_step::{LayerCalls, ReplayedTrees, TREES_AGAIN, TreeBuffers, TreeStep};
-use super::tree_verification::{
-    NodeAndContextCalls, NodeRows, TreeTensors, TreeVerification, tree_mask, with_fewest_calls,
-};
+use super::tree_step::{Calls, PlannedTrees, TREES_AGAIN, TreeBuffers, TreeStep};
+use super::tree_verification::{NodeAndContextCalls, TreeTensors, TreeVerification, tree_mask, with_fewest_calls};
 
 /// Verifications of drafted trees, replayed from graphs that were captured for a few numbers of requests: one graph
 /// of each layer. From [`TreeVerification::capture`]. [`TreeVerification`] computes the same without graphs and lists
@@ -64,17 +62,16 @@ use super::tree_verification::{
 /// # }
 /// ```
 pub struct TreeGraphs<T: Element> {
+    verification: TreeVerification,
     graphs: GraphPool<TreeBuffers<T>>,
     cache_entry: Arc<CacheEntry>,
     shape: CacheShape,
-    /// The layers of a cache of latents, to which nodes are written; empty for other caches.
-    latents: Vec<LayerCache<T>>,
+    caches: Vec<LayerCache<T>>,
     /// Most nodes of a tree.
     nodes: RowsEach,
     /// Limits of the requests' tokens in the cache.
     limits: KeyLimits,
     form: TreeForm,
-    rows: NodeRows,
     /// Why a layer is not one call, over latents.
     refused: Option<RefusedBackend>,
 }
@@ -167,22 +164,16 @@ impl TreeVerification {
                 self.record(capture, cache.layer(layer)?, form.lengths(&longest), buffers)
             },
         )?;
+        let layers = 0..cache.shape().layers;
         Ok(TreeGraphs {
+            verification: *self,
             graphs,
             cache_entry: Arc::clone(cache.entry()),
             shape: cache.shape(),
-            latents: match form.is_latent() {
-                true => {
-                    let layers = 0..cache.shape().layers;
-                    let layers = layers.map(|layer| cache.layer(layer).cloned());
-                    layers.collect::<Result<_>>()?
-                }
-                false => Vec::new(),
-            },
+            caches: layers.map(|layer| cache.layer(layer).cloned()).collect::<Result<_>>()?,
             nodes: each,
             limits: limits_of_keys,
             form,
-            rows: self.node_rows(cache.shape()),
             refused: None,
         })
     }
@@ -239,8 +230,7 @@ impl TreeVerification {
             block_table,
         };
         let over_cache = tensors.over_cache();
-        let mut output =
-            Output { attention: captured.output.clone(), softmax_lse: two.as_ref().map(|(_, merged)| merged.clone()) };
+        let mut output = buffers.output();
         let Some(([of_nodes, of_cached], _)) = two else {
             let call = capture.attention(&self.one_call(mask.clone()), longest, over_cache)?;
             return Ok(capture.launch_into(call, over_cache, &mut output)?);
@@ -312,8 +302,8 @@ impl<T: Element> TreeGraphs<T> {
         let table = table.chain(std::iter::repeat_n(first.unwrap_or(&[]), size - count));
         let table: Vec<&[usize]> = table.collect();
         self.graphs.follow(stream)?;
-        let buffers = self.graphs.buffers(rows);
-        let writes = match (self.latents.first(), buffers) {
+        let buffers = self.graphs.buffers(rows).filter(|_| form.is_latent());
+        let writes = match (self.caches.first(), buffers) {
             (Some(layer), Some(buffers)) => {
                 let nodes = NodeSlots::of(self.cache_entry.pool(), self.shape, requests)?;
                 let captured = [&buffers.tensors.key, &buffers.tensors.value];
@@ -321,7 +311,6 @@ impl<T: Element> TreeGraphs<T> {
             }
             _ => None,
         };
-        let layers = self.graphs.layers();
         let lengths = form.lengths(&of_step);
         let replays = self.graphs.start(
             stream,
@@ -332,15 +321,23 @@ impl<T: Element> TreeGraphs<T> {
                 Ok(buffers.mask.overwrite_bytes(stream, mask.bytes())?)
             },
         )?;
-        let writes = writes.map(|writes| (writes, &*self.latents));
         Ok(TreeStep {
+            verification: self.verification,
             stream,
             _lease: lease,
-            layers: QueuedLayers::new(layers, vec![progress], TREES_AGAIN),
-            requests: count,
-            rows: self.rows,
-            nodes: Some(self.nodes.0),
-            calls: LayerCalls::Replayed(ReplayedTrees { replays, writes, refused: self.refused.as_ref() }),
+            layers: QueuedLayers::new(self.caches.len(), vec![progress], TREES_AGAIN),
+            caches: self.caches.clone(),
+            block_table: replays.buffers().block_table.clone(),
+            trees: trees.into_iter().cloned().collect(),
+            lengths: of_step,
+            rows: self.verification.node_rows(self.shape),
+            slots: None,
+            planned: Some(PlannedTrees {
+                nodes: self.nodes.0,
+                writes,
+                calls: Calls::Graphs(replays),
+                refused: self.refused.clone(),
+            }),
             output: None,
         })
     }

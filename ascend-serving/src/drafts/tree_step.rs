@@ -21,60 +21,40 @@ use super::tree_verification::{
 };
 
 /// A verification of drafted trees in progress, launched layer by layer. From [`TreeVerification::begin`], or replayed
-/// from graphs, from [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeStep::end) or drop it when the last layer
-/// is queued.
+/// from graphs, from [`TreeGraphs::begin`](crate::TreeGraphs::begin); [end](TreeStep::end) or drop it when the last
+/// layer is queued.
 pub struct TreeStep<'a, T: Element> {
+    pub(super) verification: TreeVerification,
     pub(super) stream: &'a Stream,
     pub(super) _lease: StepLease<'a, Stream>,
     pub(super) layers: QueuedLayers,
-    pub(super) requests: usize,
+    pub(super) caches: Vec<LayerCache<T>>,
+    pub(super) block_table: BlockTable,
+    pub(super) trees: Vec<DraftTree>,
+    pub(super) lengths: TreeLengths,
     pub(super) rows: NodeRows,
-    /// The nodes of the layers' tensors, once they are known: those of the first layer, or of the capture.
-    pub(super) nodes: Option<usize>,
-    pub(super) calls: LayerCalls<'a, T>,
+    /// Where the nodes are in a cache of latents.
+    pub(super) slots: Option<NodeSlots>,
+    /// What the first layer has planned for all, or graphs replay.
+    pub(super) planned: Option<PlannedTrees<'a, T>>,
     /// The output of the layer that was queued last.
     pub(super) output: Option<Output<T>>,
 }
 
-/// The calls of a step's layers.
-pub(super) enum LayerCalls<'a, T: Element> {
-    Planned(Box<PlannedTrees<T>>),
-    Replayed(ReplayedTrees<'a, T>),
-}
-
-/// Layers whose calls the first one plans for all.
-pub(super) struct PlannedTrees<T: Element> {
-    verification: TreeVerification,
-    caches: Vec<LayerCache<T>>,
-    block_table: BlockTable,
-    trees: Vec<DraftTree>,
-    lengths: TreeLengths,
-    /// Where the nodes are in a cache of latents.
-    slots: Option<NodeSlots>,
-    plans: Option<TreePlans>,
-}
-
-/// What the first layer has planned.
-struct TreePlans {
+/// The calls of a layer, and the number of nodes for which they are planned.
+pub(super) struct PlannedTrees<'a, T: Element> {
+    pub(super) nodes: usize,
     /// The writes of the nodes to a cache of latents.
-    writes: Option<NodeWrites>,
-    calls: Calls,
+    pub(super) writes: Option<NodeWrites>,
+    pub(super) calls: Calls<'a, T>,
     /// Why a layer is not one call, over latents.
-    refused: Option<RefusedBackend>,
+    pub(super) refused: Option<RefusedBackend>,
 }
 
-enum Calls {
+pub(super) enum Calls<'a, T: Element> {
     One(Box<Plan>),
     Two(Box<TwoPlans>),
-}
-
-/// Layers that are replayed from graphs.
-pub(super) struct ReplayedTrees<'a, T: Element> {
-    pub(super) replays: Replays<'a, TreeBuffers<T>>,
-    /// The writes of the nodes to the layers of a cache of latents.
-    pub(super) writes: Option<(NodeWrites, &'a [LayerCache<T>])>,
-    /// Why a layer is not one call, over latents.
-    pub(super) refused: Option<&'a RefusedBackend>,
+    Graphs(Replays<'a, TreeBuffers<T>>),
 }
 
 /// The buffers of the graphs of a size.
@@ -87,6 +67,14 @@ pub(super) struct TreeBuffers<T: Element> {
     /// The outputs of two calls, of the nodes among themselves and over the cached tokens, and the merged
     /// log-sum-exps; `None` for a single call.
     pub(super) two: Option<([Output<T>; 2], Tensor<f32>)>,
+}
+
+impl<T: Element> TreeBuffers<T> {
+    /// What the graph of a layer writes.
+    pub(super) fn output(&self) -> Output<T> {
+        let softmax_lse = self.two.as_ref().map(|(_, merged)| merged.clone());
+        Output { attention: self.tensors.output.clone(), softmax_lse }
+    }
 }
 
 /// How to verify again what ended without some layers.
@@ -135,27 +123,21 @@ impl TreeVerification {
         let table = PageTable::from_rows(&rows.collect::<Vec<_>>())?;
         let cached = requests.iter().map(|request| request.cached);
         let nodes = requests.iter().map(|request| request.tree.nodes());
-        let layers = caches.len();
-        let planned = PlannedTrees {
+        Ok(TreeStep {
             verification: *self,
-            caches,
+            stream,
+            _lease: lease,
             block_table: cache.block_table(stream, &table)?,
-            trees: (requests.iter().map(|request| request.tree.clone())).collect(),
             lengths: TreeLengths::new(cached.collect(), nodes.collect())?,
+            trees: (requests.iter().map(|request| request.tree.clone())).collect(),
+            rows: self.node_rows(cache.shape()),
             slots: match cache.shape().is_latent() {
                 true => Some(NodeSlots::of(cache.pool(), cache.shape(), requests)?),
                 false => None,
             },
-            plans: None,
-        };
-        Ok(TreeStep {
-            stream,
-            _lease: lease,
-            layers: QueuedLayers::new(layers, vec![progress], TREES_AGAIN),
-            requests: requests.len(),
-            rows: self.node_rows(cache.shape()),
-            nodes: None,
-            calls: LayerCalls::Planned(Box::new(planned)),
+            layers: QueuedLayers::new(caches.len(), vec![progress], TREES_AGAIN),
+            caches,
+            planned: None,
             output: None,
         })
     }
@@ -185,8 +167,8 @@ impl<'a, T: Element> TreeStep<'a, T> {
     /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan), [`Plan::launch`] and
     /// [`RowMergePlan::launch`]; of replays [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares
     /// memory with a tensor of the graph and is not in its own place, and as for
-    /// [`GraphStep::launch`](crate::GraphStep::launch). Over latents [`Error::NoBackend`](crate::Error::NoBackend) with the reasons where
-    /// neither form has a call.
+    /// [`GraphStep::launch`](crate::GraphStep::launch). Over latents [`Error::NoBackend`](crate::Error::NoBackend) with
+    /// the reasons where neither form has a call.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let outcome = self.queue_layer(layer, &inputs.into());
         let output = self.layers.note_outcome(layer, outcome)?;
@@ -194,31 +176,43 @@ impl<'a, T: Element> TreeStep<'a, T> {
     }
 
     fn queue_layer(&mut self, layer: usize, inputs: &LayerInputs<'_, T>) -> Result<Output<T>> {
-        self.layers.admits(layer)?;
+        self.layers.check_not_repeated(layer)?;
+        let cache = self.caches.get(layer).ok_or_else(|| no_layer(layer, self.caches.len()))?;
         let query_rope = check_inputs(layer, inputs, self.rows.query_rope.is_some())?;
-        let nodes = self.check_rows(layer, inputs, query_rope)?;
-        let Self { stream, layers, calls, output, .. } = self;
-        // Its memory may serve the next one.
-        *output = None;
-        let output = match calls {
-            LayerCalls::Planned(planned) => planned.queue(stream, layers, layer, inputs, query_rope),
-            LayerCalls::Replayed(replayed) => replayed.queue(stream, layers, layer, inputs, query_rope),
+        let LayerInputs { query, key, value, .. } = *inputs;
+        let tensors = TreeTensors { query, key, value, query_rope, cache, block_table: &self.block_table };
+        self.check_rows(layer, &tensors)?;
+        let planned = match self.planned.take() {
+            Some(planned) => planned,
+            None => self.plan(&tensors)?,
         };
-        // Those of a first layer that failed may not be the nodes of the next.
-        self.nodes = self.nodes.or(output.is_ok().then_some(nodes));
-        output
+        let PlannedTrees { writes, calls, .. } = self.planned.insert(planned);
+        let mut rows = [key, value];
+        if let Calls::Graphs(replays) = calls {
+            let own = &replays.buffers().tensors;
+            own.copy_in(self.stream, inputs, query_rope)?;
+            rows = [&own.key, &own.value];
+        }
+        // Its memory may serve the next one.
+        self.output = None;
+        if let Some(writes) = writes {
+            self.layers.begin_write();
+            writes.queue(cache, self.stream, rows)?;
+        }
+        match calls {
+            Calls::One(plan) => Ok(plan.launch(self.stream, tensors.over_cache())?),
+            Calls::Two(plans) => plans.launch(self.stream, &tensors),
+            Calls::Graphs(replays) => {
+                replays.launch(layer, || ())?;
+                Ok(replays.buffers().output())
+            }
+        }
     }
 
     /// Refuses tensors of other requests, nodes or heads: a node that has no key of its own would not see itself.
-    /// Returns the number of nodes.
-    fn check_rows(
-        &self,
-        layer: usize,
-        inputs: &LayerInputs<'_, T>,
-        query_rope: Option<&Tensor<T>>,
-    ) -> Result<usize, Violation> {
-        let nodes = match (self.nodes, inputs.query.shape()) {
-            (Some(nodes), _) => nodes,
+    fn check_rows(&self, layer: usize, tensors: &TreeTensors<'_, T>) -> Result<(), Violation> {
+        let nodes = match (&self.planned, tensors.query.shape()) {
+            (Some(planned), _) => planned.nodes,
             (None, &[_, _, nodes, _]) => nodes,
             (None, shape) => {
                 return Err(Violation::new(
@@ -229,96 +223,39 @@ impl<'a, T: Element> TreeStep<'a, T> {
                 ));
             }
         };
-        let NodeRows { query, query_rope: rope, key, value, .. } = self.rows;
-        let [key_name, value_name] = names_of_keys(rope.is_some());
-        let rope = query_rope.zip(rope).map(|(tensor, rows)| ("query_rope", tensor, rows));
-        let rows = [("query", inputs.query, query), (key_name, inputs.key, key), (value_name, inputs.value, value)];
-        for (name, tensor, [heads, elements]) in rows.into_iter().chain(rope) {
-            check_rows(name, layer, tensor, [self.requests, heads, nodes, elements])?;
+        let NodeRows { query, query_rope, key, value, .. } = self.rows;
+        let [key_name, value_name] = names_of_keys(query_rope.is_some());
+        let rope = tensors.query_rope.zip(query_rope);
+        let rows = [("query", tensors.query, query), (key_name, tensors.key, key), (value_name, tensors.value, value)];
+        let rows = rows.into_iter().chain(rope.map(|(rope, rows)| ("query_rope", rope, rows)));
+        for (name, tensor, [heads, elements]) in rows {
+            let wanted = [self.trees.len(), heads, nodes, elements];
+            if tensor.shape() == wanted {
+                continue;
+            }
+            let (rule, fix) = match (size(tensor, 0), size(tensor, 2)) == (wanted[0], nodes) {
+                true => (
+                    &rules::STEP_HEADS,
+                    "bring the heads of the `AttentionShape` and the cache; over latents the query, the latents, the \
+                     rotary keys and the rotary parts of the query, each in its place of `LayerInputs::latent`",
+                ),
+                false => (
+                    &rules::STEP_TOKENS,
+                    "bring the requests of the step, and fill trees up to one number of nodes, in graphs the captured \
+                     one; what stands behind a tree means nothing",
+                ),
+            };
+            return Err(Violation::new(
+                rule,
+                format_args!("{name} {:?} in layer {layer}", tensor.shape()),
+                format_args!("{wanted:?}: requests, heads, nodes, elements of a head"),
+                fix,
+            ));
         }
-        Ok(nodes)
+        Ok(())
     }
 
-    /// The graphs' tensors in a step that is replayed, `[size, heads, nodes, D]`, whose rows may be filled in place on
-    /// the step's stream: [`forward`](Self::forward) copies none of the inputs that are the first rows of their own
-    /// tensor. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers.
-    pub fn tensors(&self) -> Option<&'a GraphTensors<T>> {
-        match &self.calls {
-            LayerCalls::Planned(_) => None,
-            LayerCalls::Replayed(replayed) => Some(&replayed.replays.buffers().tensors),
-        }
-    }
-
-    /// The log-sum-exps over all keys, `[requests, N, nodes, 1]`, of the layer that was queued last, in a replayed step
-    /// with the size's padding; `None` where a layer is one call.
-    pub fn softmax_lse(&self) -> Option<&Tensor<f32>> {
-        self.output.as_ref()?.softmax_lse.as_ref()
-    }
-
-    /// Whether a layer is one call over the cache, with a mask of the trees, once the first layer is queued. If not, a
-    /// layer is a call over the nodes and, where a request has cached tokens, another over these.
-    pub fn is_one_call(&self) -> Option<bool> {
-        match &self.calls {
-            LayerCalls::Planned(planned) => Some(matches!(planned.plans.as_ref()?.calls, Calls::One(_))),
-            LayerCalls::Replayed(replayed) => Some(replayed.replays.buffers().two.is_none()),
-        }
-    }
-
-    /// Over latents, why a layer is not one call, and which product and release would take that call.
-    pub fn refused(&self) -> Option<&RefusedBackend> {
-        match &self.calls {
-            LayerCalls::Planned(planned) => planned.plans.as_ref()?.refused.as_ref(),
-            LayerCalls::Replayed(replayed) => replayed.refused,
-        }
-    }
-
-    /// Ends the step, and checks that all its layers were queued.
-    ///
-    /// # Errors
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
-    pub fn end(mut self) -> Result<()> {
-        Ok(self.layers.end()?)
-    }
-}
-
-impl<T: Element> fmt::Debug for TreeStep<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TreeStep")
-            .field("requests", &self.requests)
-            .field("replayed", &self.tensors().is_some())
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T: Element> PlannedTrees<T> {
-    /// Queues a layer, planned for all layers if it is the first.
-    fn queue(
-        &mut self,
-        stream: &Stream,
-        layers: &mut QueuedLayers,
-        layer: usize,
-        inputs: &LayerInputs<'_, T>,
-        query_rope: Option<&Tensor<T>>,
-    ) -> Result<Output<T>> {
-        let cache = self.caches.get(layer).ok_or_else(|| no_layer(layer, self.caches.len()))?;
-        let LayerInputs { query, key, value, .. } = *inputs;
-        let tensors = TreeTensors { query, key, value, query_rope, cache, block_table: &self.block_table };
-        let plans = match self.plans.take() {
-            Some(plans) => plans,
-            None => self.plan(stream, &tensors)?,
-        };
-        let plans = &*self.plans.insert(plans);
-        if let Some(writes) = &plans.writes {
-            layers.begin_write();
-            writes.queue(cache, stream, [key, value])?;
-        }
-        match &plans.calls {
-            Calls::One(plan) => Ok(plan.launch(stream, tensors.over_cache())?),
-            Calls::Two(plans) => plans.launch(stream, &tensors),
-        }
-    }
-
-    fn plan(&self, stream: &Stream, tensors: &TreeTensors<'_, T>) -> Result<TreePlans> {
+    fn plan(&self, tensors: &TreeTensors<'_, T>) -> Result<PlannedTrees<'a, T>> {
         let nodes = size(tensors.query, 2);
         let is_latent = tensors.query_rope.is_some();
         check_nodes(nodes, is_latent)?;
@@ -333,7 +270,7 @@ impl<T: Element> PlannedTrees<T> {
             .into());
         }
         let mask = tree_mask(&self.trees, self.trees.len(), nodes)?;
-        let device = stream.device();
+        let device = self.stream.device();
         let mask = device.masks().custom_matrix(&mask)?;
         let (calls, refused) = with_fewest_calls(device, is_latent, |form| {
             let lengths = form.lengths(&self.lengths);
@@ -346,57 +283,57 @@ impl<T: Element> PlannedTrees<T> {
             Ok(Calls::Two(Box::new(plans)))
         })?;
         let rows = [tensors.key, tensors.value];
-        let writes = self.slots.as_ref().map(|slots| slots.plan(tensors.cache, stream, rows));
-        Ok(TreePlans { writes: writes.transpose()?, calls, refused })
+        let writes = self.slots.as_ref().map(|slots| slots.plan(tensors.cache, self.stream, rows));
+        Ok(PlannedTrees { nodes, writes: writes.transpose()?, calls, refused })
     }
-}
 
-impl<T: Element> ReplayedTrees<'_, T> {
-    /// Copies the inputs of a layer into the graph's tensors and replays it, behind the writes of its nodes.
-    fn queue(
-        &mut self,
-        stream: &Stream,
-        layers: &mut QueuedLayers,
-        layer: usize,
-        inputs: &LayerInputs<'_, T>,
-        query_rope: Option<&Tensor<T>>,
-    ) -> Result<Output<T>> {
-        let TreeBuffers { tensors, two, .. } = self.replays.buffers();
-        tensors.copy_in(stream, inputs, query_rope)?;
-        if let Some((writes, caches)) = &self.writes {
-            let cache = caches.get(layer).ok_or_else(|| no_layer(layer, caches.len()))?;
-            layers.begin_write();
-            writes.queue(cache, stream, [&tensors.key, &tensors.value])?;
+    /// The graphs' tensors in a step that is replayed, `[size, heads, nodes, D]`, whose rows may be filled in place on
+    /// the step's stream: [`forward`](Self::forward) copies none of the inputs that are the first rows of their own
+    /// tensor. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers.
+    pub fn tensors(&self) -> Option<&'a GraphTensors<T>> {
+        match &self.planned.as_ref()?.calls {
+            Calls::Graphs(replays) => Some(&replays.buffers().tensors),
+            Calls::One(_) | Calls::Two(_) => None,
         }
-        self.replays.launch(layer)?;
-        let softmax_lse = two.as_ref().map(|(_, merged)| merged.clone());
-        Ok(Output { attention: tensors.output.clone(), softmax_lse })
+    }
+
+    /// The log-sum-exps over all keys, `[requests, N, nodes, 1]`, of the layer that was queued last, in a replayed step
+    /// with the size's padding; `None` where a layer is one call.
+    pub fn softmax_lse(&self) -> Option<&Tensor<f32>> {
+        self.output.as_ref()?.softmax_lse.as_ref()
+    }
+
+    /// Whether a layer is one call over the cache, with a mask of the trees, once the first layer is queued. If not, a
+    /// layer is a call over the nodes and, where a request has cached tokens, another over these.
+    pub fn is_one_call(&self) -> Option<bool> {
+        Some(match &self.planned.as_ref()?.calls {
+            Calls::One(_) => true,
+            Calls::Two(_) => false,
+            Calls::Graphs(replays) => replays.buffers().two.is_none(),
+        })
+    }
+
+    /// Over latents, why a layer is not one call, and which product and release would take that call.
+    pub fn refused(&self) -> Option<&RefusedBackend> {
+        self.planned.as_ref()?.refused.as_ref()
+    }
+
+    /// Ends the step, and checks that all its layers were queued.
+    ///
+    /// # Errors
+    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING).
+    pub fn end(mut self) -> Result<()> {
+        Ok(self.layers.end()?)
     }
 }
 
-/// Refuses a layer's tensor of another shape than `[requests, heads, nodes, elements]`.
-fn check_rows<T: Element>(name: &str, layer: usize, tensor: &Tensor<T>, wanted: [usize; 4]) -> Result<(), Violation> {
-    if tensor.shape() == wanted {
-        return Ok(());
+impl<T: Element> fmt::Debug for TreeStep<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TreeStep")
+            .field("verification", &self.verification)
+            .field("requests", &self.trees.len())
+            .finish_non_exhaustive()
     }
-    let (rule, fix) = match (size(tensor, 0), size(tensor, 2)) == (wanted[0], wanted[2]) {
-        true => (
-            &rules::STEP_HEADS,
-            "bring the heads of the `AttentionShape` and the cache; over latents the query, the latents, the rotary \
-             keys and the rotary parts of the query, each in its place of `LayerInputs::latent`",
-        ),
-        false => (
-            &rules::STEP_TOKENS,
-            "bring the requests of the step, and fill trees up to one number of nodes, in graphs the captured one; \
-             what stands behind a tree means nothing",
-        ),
-    };
-    Err(Violation::new(
-        rule,
-        format_args!("{name} {:?} in layer {layer}", tensor.shape()),
-        format_args!("{wanted:?}: requests, heads, nodes, elements of a head"),
-        fix,
-    ))
 }
 
 /// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Inputs that no
@@ -423,7 +360,7 @@ fn check_inputs<'i, T: Element>(
 
 /// Both calls and their merge, planned.
 #[derive(Debug)]
-struct TwoPlans {
+pub(super) struct TwoPlans {
     nodes: Plan,
     cached: Option<(Plan, RowMergePlan)>,
 }

@@ -6,8 +6,7 @@ use std::thread;
 
 use ascend_attention::Violation;
 
-use crate::error::Result;
-use crate::kv::{GROUP, StepProgress, no_layer};
+use crate::kv::{GROUP, StepProgress};
 use crate::rules;
 
 /// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped
@@ -50,14 +49,6 @@ impl QueuedLayers {
     /// Gives no warning on drop.
     pub(crate) fn silence(&mut self) {
         self.warned = true;
-    }
-
-    /// Refuses a layer that the step does not have, one that is queued already, and all once tokens are lost.
-    pub(crate) fn admits(&self, layer: usize) -> Result<()> {
-        if layer >= self.queued.len() {
-            return Err(no_layer(layer, self.queued.len()));
-        }
-        Ok(self.check_not_repeated(layer)?)
     }
 
     /// Refuses a layer that is queued already, and all once tokens are lost.

@@ -30,7 +30,7 @@ struct AlikeLayers {
 }
 
 /// Captured layers that share a cache.
-pub(super) struct CapturedGroup {
+pub(crate) struct CapturedGroup {
     pool: BlockPool,
     cache_entry: Arc<CacheEntry>,
     shape: CacheShape,
@@ -50,7 +50,7 @@ pub(super) struct CapturedGroup {
 impl CapturedGroup {
     /// A group of layers over a cache, each with its mask and the backend that it prefers. Where sequences give back
     /// the tokens before a window, the limit of keys is lowered to what the window needs.
-    pub(super) fn new<T: Element>(
+    pub(crate) fn new<T: Element>(
         cache: &PagedKvCache<T>,
         heads: AttentionShape,
         causality: Option<Causality>,
@@ -92,17 +92,17 @@ impl CapturedGroup {
         }
     }
 
-    pub(super) fn pool(&self) -> &BlockPool {
+    pub(crate) fn pool(&self) -> &BlockPool {
         &self.pool
     }
 
     /// The entry of the cache in the progress table of its pool.
-    pub(super) fn cache_entry(&self) -> &Arc<CacheEntry> {
+    pub(crate) fn cache_entry(&self) -> &Arc<CacheEntry> {
         &self.cache_entry
     }
 
     /// The pool and the shape of the cache.
-    pub(super) fn pool_and_shape(&self) -> (&BlockPool, &CacheShape) {
+    pub(crate) fn pool_and_shape(&self) -> (&BlockPool, &CacheShape) {
         (&self.pool, &self.shape)
     }
 
@@ -112,7 +112,7 @@ impl CapturedGroup {
     }
 
     /// Columns of the block table.
-    pub(super) fn columns(&self) -> usize {
+    pub(crate) fn columns(&self) -> usize {
         let columns = self.limits.keys.div_ceil(self.limits.block_size.max(1));
         columns.min(self.limits.blocks).max(1)
     }
@@ -176,7 +176,7 @@ impl CapturedGroup {
     }
 
     /// The requests that have `rows` rows.
-    pub(super) fn requests(&self, rows: usize) -> usize {
+    pub(crate) fn requests(&self, rows: usize) -> usize {
         self.each.requests(rows)
     }
 
@@ -236,7 +236,7 @@ impl CapturedGroup {
     }
 
     /// Refuses a size of which no step keeps to the limits.
-    pub(super) fn check_size(&self, requests: usize) -> Result<()> {
+    pub(crate) fn check_size(&self, requests: usize) -> Result<()> {
         let ends = Cumulative::new((1..=requests).map(|request| self.each.rows(request)).collect())?;
         self.limits.extremes(&ends)?;
         Ok(())
@@ -466,7 +466,7 @@ impl CapturedGroup {
 /// is of another cache or mask, or larger than every size, or has more tokens, keys or blocks than were declared.
 ///
 /// The step has a part for each group. `programs` returns what computes the layers of a part in the size of these rows.
-pub(super) fn fitting_rows<'p, T: Element>(
+pub(crate) fn fitting_rows<'p, T: Element>(
     sizes: &[usize],
     parts: &[(&CapturedGroup, &AttentionMetadata)],
     programs: impl Fn(usize, usize) -> &'p [CapturedProgram<T>],

@@ -295,7 +295,7 @@ fn estimated(sizes: usize, layers: usize, varying: &[usize]) -> CaptureEstimate 
 }
 
 /// Refuses an operation that waits, on a thread that captures a graph.
-pub(super) fn not_while_capturing(what: &'static str) -> Result<()> {
+pub(crate) fn not_while_capturing(what: &'static str) -> Result<()> {
     if is_capturing() {
         let instead = "begin the step before or after the capture";
         return Err(ascend_attention::Error::Capturing { what, instead }.into());
@@ -333,8 +333,9 @@ impl<'a, B> Replays<'a, B> {
         if layer < layers { Ok(()) } else { Err(no_layer(layer, layers)) }
     }
 
-    /// Launches a graph with the step's lengths. A launch that a rule has refused can be repeated.
-    pub(crate) fn launch(&mut self, layer: usize) -> Result<()> {
+    /// Launches a graph with the step's lengths, and calls `queued`, also where the launch fails and the device may run
+    /// some of it. A launch that a rule has refused can be repeated.
+    pub(crate) fn launch(&mut self, layer: usize, queued: impl FnOnce()) -> Result<()> {
         self.check(layer)?;
         let update = &mut self.updates[layer];
         let Some(lengths) = &*update else {
@@ -345,6 +346,7 @@ impl<'a, B> Replays<'a, B> {
         let launched = self.graphs[layer].launch(self.stream, lengths).map_err(Error::from);
         if !launched.as_ref().is_err_and(Error::is_refusal) {
             *update = None;
+            queued();
         }
         launched
     }
@@ -401,11 +403,7 @@ impl<'a, B> GraphStep<'a, B> {
 
     fn launch_layer(&mut self, layer: usize) -> Result<()> {
         self.admits(layer)?;
-        let launched = self.replays.launch(layer);
-        if !launched.as_ref().is_err_and(Error::is_refusal) {
-            self.layers.begin_write();
-        }
-        launched
+        self.replays.launch(layer, || self.layers.begin_write())
     }
 }
 

@@ -142,7 +142,7 @@ pub(super) struct GroupBuffers<T: Element> {
 }
 
 /// What computes the captured layers with one mask.
-pub(super) struct CapturedProgram<T: Element> {
+pub(crate) struct CapturedProgram<T: Element> {
     pub(super) recorded: Recorded<T>,
     /// The most rows of a dummy request in a step whose requests add fewer tokens than were declared; `None` where each
     /// request has to add as many.

@@ -4,7 +4,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
     AttentionMetadata, BatchRequest, BatchSettings, Causality, Error, GraphLimits, IndexerTensors, KeyChoice,
-    SparseGraphStep, SparseGraphs, SparseLatent, rules,
+    SparseGraphs, SparseLatent, SparseStep, rules,
 };
 
 use super::engine::{IndexRows, LayerRows, Model, sparse_latent};
@@ -17,7 +17,7 @@ const MODEL: Model = Model { block_size: 16, blocks: 12, dump: false, quantised:
 /// Graphs of up to 3 requests, each of up to 40 keys and 2 new tokens.
 fn captured(stream: &Stream, sparse: &SparseLatent<bf16>) -> SparseGraphs<bf16> {
     let limits = GraphLimits::new([1, 3], 40).tokens_each(2);
-    sparse.capture(stream, INDEX_HEADS, &limits).unwrap()
+    sparse.capture::<bf16>(stream, INDEX_HEADS, &limits).unwrap()
 }
 
 /// A sequence of `cached` tokens that are computed and `new` ones that are not.
@@ -37,12 +37,12 @@ fn step_of(sparse: &SparseLatent<bf16>, requests: &[(&Sequence, usize)]) -> Atte
     AttentionMetadata::new(&requests.collect::<Vec<_>>(), settings).unwrap()
 }
 
-fn choose(step: &mut SparseGraphStep<'_, bf16>, stream: &Stream, indexer: usize) -> Result<KeyChoice, Error> {
+fn choose(step: &mut SparseStep<'_, bf16>, stream: &Stream, indexer: usize) -> Result<KeyChoice, Error> {
     step.choose(indexer, IndexRows::of(stream, &[1, 2], indexer).tensors())
 }
 
 fn forward(
-    step: &mut SparseGraphStep<'_, bf16>,
+    step: &mut SparseStep<'_, bf16>,
     stream: &Stream,
     layer: usize,
     choice: &KeyChoice,
@@ -59,7 +59,7 @@ fn a_choice_is_read_before_the_next_indexer_overwrites_it() {
     let sequence = sequence(&stream, &mut sparse, 30, 2);
     let mut metadata = step_of(&sparse, &[(&sequence, 2)]);
 
-    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    let mut step = graphs.begin(&mut sparse, &stream, &mut metadata).unwrap();
     let first = choose(&mut step, &stream, 0).unwrap();
     refused(choose(&mut step, &stream, 0), &rules::STEP_LAYER_REPEATED, &["indexer 0 a second time"]);
     refused(choose(&mut step, &stream, 2), &rules::ARGUMENT_VALUE, &["below 2"]);
@@ -78,7 +78,7 @@ fn a_choice_is_read_before_the_next_indexer_overwrites_it() {
     }
 
     // The step is begun again, with the metadata that was padded.
-    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    let mut step = graphs.begin(&mut sparse, &stream, &mut metadata).unwrap();
     let words = ["a choice of another step in layer 0"];
     refused(forward(&mut step, &stream, 0, &second), &rules::SPARSE_CHOICE, &words);
     let first = choose(&mut step, &stream, 0).unwrap();
@@ -116,9 +116,15 @@ fn steps_beyond_the_capture_leave_the_metadata_as_it_was() {
     for (mut metadata, rule, word) in steps {
         let tokens = metadata.tokens();
         assert!(!graphs.serves(&metadata), "{word}");
-        refused(graphs.begin(&stream, &mut metadata).map(drop), rule, &[word]);
+        refused(graphs.begin(&mut sparse, &stream, &mut metadata).map(drop), rule, &[word]);
         assert_eq!(metadata.tokens(), tokens);
     }
+    // Graphs replay no steps of other caches.
+    let mut other = sparse_latent(&stream, &MODEL);
+    let mut metadata = step_of(&sparse, &[(&short, 1)]);
+    let words = ["other caches", "that was captured"];
+    refused(graphs.begin(&mut other, &stream, &mut metadata).map(drop), &rules::SETTINGS_CACHE, &words);
+    assert_eq!(metadata.tokens(), 1);
     // Steps without graphs begin with them.
     let metadata = step_of(&sparse, &[(&long, 1), (&many, 3)]);
     sparse.begin(&stream, &metadata).map(drop).unwrap();
@@ -131,7 +137,7 @@ fn inputs_that_do_not_fit_the_capture_are_named() {
     let mut graphs = captured(&stream, &sparse);
     let sequence = sequence(&stream, &mut sparse, 20, 1);
     let mut metadata = step_of(&sparse, &[(&sequence, 1)]);
-    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    let mut step = graphs.begin(&mut sparse, &stream, &mut metadata).unwrap();
     assert_eq!(step.tokens(), 6);
     let few = stream.upload(&[bf16::ONE; 4 * 128], [1, 4, 128]).unwrap();
     let weights = stream.upload(&[bf16::ONE; 4], [1, 4]).unwrap();
@@ -141,16 +147,32 @@ fn inputs_that_do_not_fit_the_capture_are_named() {
     refused(step.choose(0, inputs), &rules::STEP_HEADS, &words);
     let none = IndexRows::of(&stream, &[], 0);
     refused(step.choose(0, none.tensors()), &rules::STEP_TOKENS, &["1 rows of the requests and 5 of padding"]);
+    let weights = stream.upload(&[1f32; INDEX_HEADS], [1, INDEX_HEADS]).unwrap();
+    let IndexerTensors { query, key, .. } = rows.tensors();
+    let words = ["weights of FLOAT", "as the graphs were captured with"];
+    refused(step.choose(0, IndexerTensors { query, weights: &weights, key }), &rules::PLAN_TENSORS, &words);
     let choice = step.choose(0, rows.tensors()).unwrap();
     // With and without the rows of padding.
     let padded = LayerRows::of(&stream, &[1; 6], 0);
-    let output = step.forward(0, padded.tensors(&choice)).unwrap().clone();
+    let mut output = step.forward(0, padded.tensors(&choice)).unwrap().clone();
     assert_eq!(output.shape(), [6, HEADS, LATENT]);
     let rows = LayerRows::of(&stream, &[1], 1);
     let mut other = rows.tensors(&choice);
     other.query = &rows.latent;
     refused(step.forward(1, other).map(drop), &rules::STEP_HEADS, &["query", "[6, 2, 512]", "layer 1"]);
-    step.forward(1, rows.tensors(&choice)).unwrap();
+    // The graph's output is none of the caller's, which gets a copy.
+    let inputs = rows.tensors(&choice);
+    refused(step.forward_into(1, inputs, &mut output), &rules::ARGUMENT_MEMORY, &["output", "that of the graph"]);
+    let mut few = Tensor::empty(stream.device(), [1, HEADS, LATENT]).unwrap();
+    refused(step.forward_into(1, inputs, &mut few), &rules::PLAN_TENSORS, &["output", "[6, 2, 512]"]);
+    let mut own = Tensor::empty(stream.device(), [6, HEADS, LATENT]).unwrap();
+    step.forward_into(1, inputs, &mut own).unwrap();
+    let second = own.download(&stream).unwrap();
+    assert_eq!(second, output.download(&stream).unwrap());
+    let choice = step.choose(1, IndexRows::of(&stream, &[1], 1).tensors()).unwrap();
+    step.forward(2, LayerRows::of(&stream, &[2], 2).tensors(&choice)).unwrap();
+    assert_eq!(second, own.download(&stream).unwrap());
+    assert_ne!(second, output.download(&stream).unwrap());
 }
 
 #[test]
@@ -192,9 +214,9 @@ fn a_fork_whose_copy_waits_in_one_of_the_caches_is_refused() {
     sparse.latents_mut().grow(&stream, &mut fork, 1).unwrap();
     let mut metadata = step_of(&sparse, &[(&fork, 1)]);
     let words = ["in the cache of index keys", "`PagedKvCache::queue_pending_copies`"];
-    refused(graphs.begin(&stream, &mut metadata).map(drop), &rules::BLOCK_UNCOPIED, &words);
+    refused(graphs.begin(&mut sparse, &stream, &mut metadata).map(drop), &rules::BLOCK_UNCOPIED, &words);
     assert_eq!(metadata.tokens(), 1);
     // What it advises.
     sparse.index_keys_mut().queue_pending_copies(&stream, &fork).unwrap();
-    graphs.begin(&stream, &mut metadata).map(drop).unwrap();
+    graphs.begin(&mut sparse, &stream, &mut metadata).map(drop).unwrap();
 }

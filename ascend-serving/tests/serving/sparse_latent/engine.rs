@@ -5,7 +5,7 @@ use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchSettings, Causality, Drafting, GraphLimits, IndexerTensors, KeyChoice,
-    SparseGraphStep, SparseGraphs, SparseLatent, SparseStep, SparseTensors, StatePolicy,
+    SparseGraphs, SparseLatent, SparseStep, SparseTensors, StatePolicy,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -186,7 +186,7 @@ impl<'a> Engine<'a> {
         let blocks = self.sparse.latents().pool().blocks();
         let sizes = [2, REQUESTS + 1].into_iter().filter(|requests| *requests <= blocks);
         let limits = GraphLimits::new(sizes, 512).tokens_each(3);
-        self.graphs = Some(self.sparse.capture(self.stream, INDEX_HEADS, &limits).unwrap());
+        self.graphs = Some(self.sparse.capture::<bf16>(self.stream, INDEX_HEADS, &limits).unwrap());
         self
     }
 
@@ -212,9 +212,9 @@ impl<'a> Engine<'a> {
             return outputs;
         };
         self.steps[0] += 1;
-        let mut step = graphs.begin(stream, &mut metadata).unwrap();
+        let mut step = graphs.begin(&mut self.sparse, stream, &mut metadata).unwrap();
         assert!(step.tokens() >= names.len());
-        let choose = |step: &mut SparseGraphStep<'_, bf16>, at, rows: &IndexRows| step.choose(at, rows.tensors());
+        let choose = |step: &mut SparseStep<'_, bf16>, at, rows: &IndexRows| step.choose(at, rows.tensors());
         let outputs = each_layer(stream, names, &mut step, LayerRows::of, choose, |step, layer, tensors| {
             step.forward(layer, tensors).unwrap().download(stream).unwrap()
         });

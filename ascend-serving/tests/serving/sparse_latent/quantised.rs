@@ -213,7 +213,7 @@ fn run(stream: &Stream, sparse: &mut SparseLatent<bf16>, metadata: &AttentionMet
     });
     let layers = (0..LAYERS).map(|layer| {
         let rows = LayerRows::joined(stream, names, layer);
-        step.forward(layer, rows.tensors(&choices[layer.min(INDEXERS - 1)])).unwrap()
+        step.forward(layer, rows.tensors(&choices[layer.min(INDEXERS - 1)])).unwrap().clone()
     });
     let last = layers.last().unwrap().download(stream).unwrap();
     step.end().unwrap();

@@ -47,7 +47,7 @@ fn forward(
     choice: &KeyChoice,
 ) -> Result<Tensor<bf16>, Error> {
     let rows = LayerRows::of(stream, &names(), layer);
-    step.forward(layer, rows.tensors(choice))
+    step.forward(layer, rows.tensors(choice)).cloned()
 }
 
 /// Whether a call is refused by a rule, with words that name what was wrong and what mends it.
@@ -210,7 +210,7 @@ fn layers_write_into_outputs_of_the_caller() {
                 let inputs = rows.tensors(&choices[layer.min(1)]);
                 match into {
                     true => step.forward_into(layer, inputs, &mut output).unwrap(),
-                    false => output = step.forward(layer, inputs).unwrap(),
+                    false => output = step.forward(layer, inputs).unwrap().clone(),
                 }
                 output.download(&stream).unwrap()
             });

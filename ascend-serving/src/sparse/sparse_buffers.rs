@@ -5,19 +5,20 @@ use ascend_attention::indexer::{ChosenKeys, IndexerPlan, LightningIndexer};
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::sparse_flash::{SparseAttention, SparseFlashAttention, SparseFlashPlan};
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
-use crate::engine::{SparseLatent, latents_and_ropes, lengths_and_blocks, paged};
 use crate::error::Result;
+use crate::graphs::{CapturedGroup, zeros};
 use crate::kv::{WriteViews, scattered_slots, slot_mapping};
 
-use super::captured_group::CapturedGroup;
-use super::graph_tensors::zeros;
+use super::sparse_calls::{latents_and_ropes, paged};
+use super::sparse_inputs::{IndexerKind, lengths_and_blocks};
+use super::sparse_latent::SparseLatent;
 
 /// The buffers of the graphs of a size, and the calls that they record.
-pub(super) struct SparseBuffers<T: Element, W: Element> {
-    sequences: SparseSequences,
+pub(super) struct SparseBuffers<T: Element> {
+    pub(super) sequences: SparseSequences,
     slots: SlotMapping,
     /// Writes of latents and rotary keys, the same call in every layer.
     latent_write: ScatterPlan,
@@ -25,8 +26,10 @@ pub(super) struct SparseBuffers<T: Element, W: Element> {
     index_write: ScatterPlan,
     chooses: IndexerPlan,
     attends: SparseFlashPlan,
+    /// What all indexers are.
+    pub(super) indexer: IndexerKind,
     pub(super) index_query: Tensor<T>,
-    pub(super) index_weights: Tensor<W>,
+    pub(super) index_weights: AnyTensor,
     pub(super) index_key: Tensor<T>,
     /// What stands for the values of the cache of index keys, which has none.
     no_values: Tensor<T>,
@@ -38,8 +41,9 @@ pub(super) struct SparseBuffers<T: Element, W: Element> {
     pub(super) attention: SparseAttention<T>,
 }
 
-impl<T: Element, W: Element> SparseBuffers<T, W> {
-    pub(super) fn new(
+impl<T: Element> SparseBuffers<T> {
+    /// The buffers of a size whose indexers have weights of the type `W`.
+    pub(super) fn new<W: Element>(
         sparse: &SparseLatent<T>,
         stream: &Stream,
         index_heads: usize,
@@ -80,8 +84,9 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
             slots,
             chooses,
             attends,
+            indexer: IndexerKind { heads: index_heads, weights: W::DTYPE },
             index_query,
-            index_weights,
+            index_weights: index_weights.into(),
             index_key,
             no_values,
             chosen,
@@ -93,7 +98,7 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
     }
 
     /// Records an indexer: it writes its keys of the new tokens, then chooses.
-    pub(super) fn record_indexer(
+    pub(super) fn record_indexer<W: Element>(
         &self,
         sparse: &SparseLatent<T>,
         capture: &Capturing<'_>,
@@ -103,7 +108,8 @@ impl<T: Element, W: Element> SparseBuffers<T, W> {
         let cache = index_keys.layer(indexer)?;
         let views = WriteViews::of(&index_keys.shape(), cache, self.slots.len(), new)?;
         views.launch(capture, &self.index_write, &self.slots)?;
-        let inputs = (&self.index_query, &paged(&cache.key, index_keys)?, &self.index_weights);
+        let weights = self.index_weights.clone().typed::<W>()?;
+        let inputs = (&self.index_query, &paged(&cache.key, index_keys)?, &weights);
         Ok(self.chooses.launch_into(capture, inputs, &mut self.chosen.clone())?)
     }
 

@@ -172,7 +172,7 @@ impl<T: Element, W: Element> IndexLaunch<'_, T, W> {
 }
 
 /// Latents and rotary keys of a layer, as SparseFlashAttention reads them.
-pub(crate) fn latents_and_ropes<T: Element>(latents: &PagedKvCache<T>, layer: usize) -> Result<(Tensor<T>, Tensor<T>)> {
+pub(super) fn latents_and_ropes<T: Element>(latents: &PagedKvCache<T>, layer: usize) -> Result<(Tensor<T>, Tensor<T>)> {
     let cache = latents.layer(layer)?;
     Ok((paged(&cache.key, latents)?, paged(&cache.value, latents)?))
 }
@@ -184,7 +184,7 @@ fn keys_and_scales<T: Element>(index_keys: &PagedKvCache<T>, indexer: usize) -> 
 }
 
 /// A layer of a cache, whose tokens have one head, as the operators read it: `[blocks, block size, 1, D]`.
-pub(crate) fn paged<E: Element, T: Element>(tensor: &Tensor<E>, cache: &PagedKvCache<T>) -> Result<Tensor<E>> {
+pub(super) fn paged<E: Element, T: Element>(tensor: &Tensor<E>, cache: &PagedKvCache<T>) -> Result<Tensor<E>> {
     let (blocks, block_size) = (cache.pool().blocks(), cache.pool().block_size());
     Ok(tensor.reshape([blocks, block_size, 1, size(tensor, 2)])?)
 }

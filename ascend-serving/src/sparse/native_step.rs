@@ -6,12 +6,12 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
+use crate::engine::{QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, StepLease};
 
 use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
 use super::native_sparse::{CacheViews, NativeSparse};
-use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::sparse_inputs::{SparseRows, Whose};
 use super::two_caches;
 
@@ -124,16 +124,6 @@ impl<T: Element> NativeStep<'_, T> {
         Ok(branches)
     }
 
-    /// The rows that tensors of the step have.
-    fn rows(&self) -> SparseRows<'_> {
-        SparseRows {
-            device: self.stream.device(),
-            actual: self.metadata.actual_tokens(),
-            padded: self.metadata.tokens(),
-            padding: true,
-        }
-    }
-
     /// Refuses outputs of the caller that do not have the step's rows, or that share memory with each other or with
     /// what the layer reads and writes.
     fn check_branches(
@@ -142,7 +132,7 @@ impl<T: Element> NativeStep<'_, T> {
         tensors: NativeTensors<'_, T>,
         views: &CacheViews<T>,
     ) -> Result<()> {
-        let (rows, shape) = (self.rows(), [self.native.shape.heads, VALUE]);
+        let (rows, shape) = (SparseRows::of_step(self.stream, self.metadata), [self.native.shape.heads, VALUE]);
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
         let read: [(_, &AnyTensor); 5] = [
             ("query", query),
@@ -162,7 +152,7 @@ impl<T: Element> NativeStep<'_, T> {
     /// Refuses tensors of a layer that do not have the step's rows, or the heads of the attention.
     fn check(&self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<()> {
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
-        let rows = self.rows();
+        let rows = SparseRows::of_step(self.stream, self.metadata);
         let (shape, whose) = (self.native.shape, Whose::NativeLayer(layer));
         rows.check("query", whose, query, &[shape.heads, 192])?;
         rows.check("key", whose, key, &[shape.kv_heads, 192])?;

@@ -7,17 +7,15 @@ use ascend_attention::{Element, Stream, Violation};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
-use crate::engine::{QueuedLayers, SPARSE_AGAIN, SparseLatent, StepIndexers, begin_in};
 use crate::error::{Error, Result};
+use crate::graphs::{CapturedGroup, CapturedProgram, GraphLimits, GraphPool, fitting_rows, not_while_capturing};
 use crate::kv::{CacheEntry, MAX_INT32};
 use crate::rules;
 
-use super::captured_group::{CapturedGroup, fitting_rows};
-use super::graph_limits::GraphLimits;
-use super::graph_pool::{GraphPool, GraphStep, not_while_capturing};
-use super::graph_tensors::CapturedProgram;
 use super::sparse_buffers::SparseBuffers;
-use super::sparse_graph_step::SparseGraphStep;
+use super::sparse_latent::SparseLatent;
+use super::sparse_step::{ReplayedSparse, SparseStep};
+use super::two_caches::begin_in;
 
 /// Steps of sparse attention of any number of requests, replayed from graphs that were captured for a few sizes: one
 /// graph for each indexer and one for each layer. From [`SparseLatent::capture`].
@@ -52,7 +50,7 @@ use super::sparse_graph_step::SparseGraphStep;
 /// let rows = |heads: usize, dim: usize| stream.upload(&vec![bf16::ONE; heads * dim], [1, heads, dim]);
 /// let weights = stream.upload(&[bf16::ONE; 4], [1, 4])?;
 ///
-/// let mut step = graphs.begin(&stream, &mut metadata)?;
+/// let mut step = graphs.begin(&mut sparse, &stream, &mut metadata)?;
 /// let choice = step.choose(0, IndexerTensors { query: &rows(4, 128)?, weights: &weights, key: &rows(1, 128)? })?;
 /// for layer in 0..2 {
 ///     let output = step.forward(layer, SparseTensors {
@@ -69,12 +67,10 @@ use super::sparse_graph_step::SparseGraphStep;
 /// # Ok(())
 /// # }
 /// ```
-pub struct SparseGraphs<T: Element, W: Element = T> {
-    graphs: GraphPool<SparseBuffers<T, W>>,
+pub struct SparseGraphs<T: Element> {
+    graphs: GraphPool<SparseBuffers<T>>,
     group: CapturedGroup,
     index_keys: Arc<CacheEntry>,
-    layers: usize,
-    indexers: usize,
 }
 
 impl<T: Element> SparseLatent<T> {
@@ -99,7 +95,7 @@ impl<T: Element> SparseLatent<T> {
         stream: &Stream,
         index_heads: usize,
         limits: &GraphLimits,
-    ) -> Result<SparseGraphs<T, W>> {
+    ) -> Result<SparseGraphs<T>> {
         self.check()?;
         self.latents().admits(stream)?;
         for (name, cache) in [("latents", self.latents()), ("index keys", self.index_keys())] {
@@ -135,19 +131,19 @@ impl<T: Element> SparseLatent<T> {
             |rows| {
                 let requests = limits.each.requests(rows);
                 group.check_size(requests)?;
-                SparseBuffers::new(self, stream, index_heads, (rows, requests), group.columns())
+                SparseBuffers::new::<W>(self, stream, index_heads, (rows, requests), group.columns())
             },
-            |capture, _, at, buffers: &SparseBuffers<T, W>| match at.checked_sub(layers) {
+            |capture, _, at, buffers: &SparseBuffers<T>| match at.checked_sub(layers) {
                 None => buffers.record_layer(self, capture, at),
-                Some(indexer) => buffers.record_indexer(self, capture, indexer),
+                Some(indexer) => buffers.record_indexer::<W>(self, capture, indexer),
             },
         )?;
         let index_keys = Arc::clone(self.index_keys().entry());
-        Ok(SparseGraphs { graphs, group, index_keys, layers, indexers })
+        Ok(SparseGraphs { graphs, group, index_keys })
     }
 }
 
-impl<T: Element, W: Element> SparseGraphs<T, W> {
+impl<T: Element> SparseGraphs<T> {
     /// The captured sizes, in requests, ascending.
     pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
         self.graphs.sizes().map(|rows| self.group.requests(rows))
@@ -168,9 +164,9 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
         Ok(fitting_rows(&sizes, &[(&self.group, metadata)], no_programs)?)
     }
 
-    /// Begins a step: pads it to the smallest captured size that fits, and copies its lengths, table and slots into the
-    /// buffers of that size. The copy waits for the stream. Blocks given back from now on are handed out again
-    /// when the stream has passed the end of the step.
+    /// Begins a step of the `SparseLatent` that was captured: pads it to the smallest captured size that fits, and copies
+    /// its lengths, table and slots into the buffers of that size. The copy waits for the stream. Blocks given back from
+    /// now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, or with a request of more tokens than
@@ -178,14 +174,27 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY), [`TABLE_POOL`](crate::rules::TABLE_POOL),
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) and the refusals of sequences, in either of both caches, as for
     /// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin);
+    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for another `SparseLatent` than that of the capture;
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures. The metadata is unchanged then.
     /// Errors of the device while the buffers are filled leave it padded: it can be begun again, and computed without a
     /// graph.
     pub fn begin<'a>(
         &'a mut self,
+        sparse: &'a mut SparseLatent<T>,
         stream: &'a Stream,
-        metadata: &mut AttentionMetadata,
-    ) -> Result<SparseGraphStep<'a, T, W>> {
+        metadata: &'a mut AttentionMetadata,
+    ) -> Result<SparseStep<'a, T>> {
+        let captured =
+            [(self.group.cache_entry(), sparse.latents.entry()), (&self.index_keys, sparse.index_keys.entry())];
+        if !captured.iter().all(|(captured, given)| Arc::ptr_eq(captured, given)) {
+            return Err(Violation::new(
+                &rules::SETTINGS_CACHE,
+                "a `SparseLatent` with other caches than those that the graphs write",
+                "that of the capture",
+                "begin the step with the `SparseLatent` that was captured, or capture this one",
+            )
+            .into());
+        }
         self.graphs.admits(stream)?;
         let rows = self.check(metadata)?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
@@ -197,26 +206,16 @@ impl<T: Element, W: Element> SparseGraphs<T, W> {
         not_while_capturing("filling the buffers of a step")?;
         self.graphs.follow(stream)?;
         metadata.pad_to_requests(self.group.requests(rows), rows)?;
-        let (actual, metadata) = (metadata.actual_tokens(), &*metadata);
-        let group = &self.group;
+        let (group, metadata) = (&self.group, &*metadata);
         let lengths = |_, update| Ok(update);
         let replays = self.graphs.start(stream, rows, lengths, |buffers| buffers.fill(group, stream, metadata))?;
-        let layers = QueuedLayers::new(self.layers, progress, SPARSE_AGAIN);
-        let step = GraphStep { replays, layers, _lease: None };
-        Ok(SparseGraphStep {
-            indexers: StepIndexers::new(self.indexers),
-            layers: self.layers,
-            latest: None,
-            step,
-            stream,
-            actual,
-            rows,
-            lease,
-        })
+        let sequences = replays.buffers().sequences.clone();
+        let graphs = Some(ReplayedSparse { replays, latest: None });
+        Ok(SparseStep::new(sparse, (stream, metadata), (lease, progress), sequences, graphs))
     }
 }
 
-impl<T: Element, W: Element> fmt::Debug for SparseGraphs<T, W> {
+impl<T: Element> fmt::Debug for SparseGraphs<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SparseGraphs").field("graphs", &self.graphs).finish_non_exhaustive()
     }

@@ -3,17 +3,20 @@
 use std::fmt;
 
 use ascend_attention::sparse::SparseSequences;
-use ascend_attention::{AnyTensor, DType, Element, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
+use crate::engine::QueuedLayers;
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, StepLease};
+use crate::graphs::{Replays, copy_rows};
+use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, StepLease, StepProgress};
+use crate::rules;
 
 use super::key_choice::KeyChoice;
-use super::queued_layers::QueuedLayers;
+use super::sparse_buffers::SparseBuffers;
 use super::sparse_calls::{AttendCall, IndexCall};
-use super::sparse_inputs::{IndexerTensors, SparseRows, SparseTensors, lengths_and_blocks};
+use super::sparse_inputs::{IndexerKind, IndexerTensors, SparseRows, SparseTensors, lengths_and_blocks};
 use super::sparse_latent::SparseLatent;
 use super::step_indexers::StepIndexers;
 use super::two_caches;
@@ -38,26 +41,17 @@ impl<T: Element> SparseLatent<T> {
                 .fix("give the number of keys that the model was trained with, such as 2048"));
         }
         let caches = [(&mut self.latents, "latents"), (&mut self.index_keys, "index keys")];
-        let (lease, progress) = two_caches::begin(stream, metadata, caches)?;
+        let begun = two_caches::begin(stream, metadata, caches)?;
         let (new, keys, rows) = lengths_and_blocks(metadata);
-        Ok(SparseStep {
-            sequences: SparseSequences::packed(stream, &new, keys)?.paged(stream, &rows)?,
-            lease,
-            layers: QueuedLayers::new(self.latents.shape().layers, progress, SPARSE_AGAIN),
-            indexers: StepIndexers::new(self.index_keys.shape().layers),
-            sparse: self,
-            stream,
-            metadata,
-            all_keys: None,
-            chooses: None,
-            attends: None,
-        })
+        let sequences = SparseSequences::packed(stream, &new, keys)?.paged(stream, &rows)?;
+        Ok(SparseStep::new(self, (stream, metadata), begun, sequences, None))
     }
 }
 
-/// A step of sparse attention in progress. From [`SparseLatent::begin`]; end it when the last layer is queued, by
-/// [`SparseStep::end`] or by dropping it. Where some of its layers are missing, its tokens do not count as computed:
-/// [`SparseStep::end`] returns an error, and the next step of its sequences is refused.
+/// A step of sparse attention in progress. From [`SparseLatent::begin`], or replayed from graphs, from
+/// [`SparseGraphs::begin`](crate::SparseGraphs::begin); end it when the last layer is queued, by [`SparseStep::end`] or
+/// by dropping it. Where some of its layers are missing, its tokens do not count as computed: [`SparseStep::end`]
+/// returns an error, and the next step of its sequences is refused.
 pub struct SparseStep<'a, T: Element> {
     sparse: &'a mut SparseLatent<T>,
     stream: &'a Stream,
@@ -69,13 +63,24 @@ pub struct SparseStep<'a, T: Element> {
     chooses: Option<(IndexerKind, Planned<IndexCall>)>,
     /// What the first layer has prepared for all layers.
     attends: Option<Planned<AttendCall>>,
+    /// What is replayed in the place of these calls.
+    graphs: Option<ReplayedSparse<'a, T>>,
     indexers: StepIndexers,
     layers: QueuedLayers,
-    lease: StepLease<'a, Stream>,
+    /// The output of the layer that was queued last.
+    output: Option<Tensor<T>>,
+    _lease: StepLease<'a, Stream>,
+}
+
+/// The graphs of a step: those of its layers, and behind them those of its indexers.
+pub(super) struct ReplayedSparse<'a, T: Element> {
+    pub(super) replays: Replays<'a, SparseBuffers<T>>,
+    /// The indexer that was queued last: what the others have chosen is overwritten.
+    pub(super) latest: Option<usize>,
 }
 
 /// How to do a step again that ended without some layers.
-pub(crate) const SPARSE_AGAIN: &str = "begin the step again with the same metadata, choose by every indexer, and queue \
+const SPARSE_AGAIN: &str = "begin the step again with the same metadata, choose by every indexer, and queue \
     every layer: its tokens do not count as computed until then";
 
 /// Elements of a latent, and of a head's attention.
@@ -88,23 +93,42 @@ struct Planned<P> {
     write: CacheWrite,
 }
 
-/// The heads of an indexer, and the type of their weights.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct IndexerKind {
-    heads: usize,
-    weights: DType,
-}
-
-impl fmt::Display for IndexerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} heads with weights of {}", self.heads, self.weights)
+impl<'a, T: Element> SparseStep<'a, T> {
+    pub(super) fn new(
+        sparse: &'a mut SparseLatent<T>,
+        (stream, metadata): (&'a Stream, &'a AttentionMetadata),
+        (lease, progress): (StepLease<'a, Stream>, Vec<StepProgress>),
+        sequences: SparseSequences,
+        graphs: Option<ReplayedSparse<'a, T>>,
+    ) -> Self {
+        Self {
+            layers: QueuedLayers::new(sparse.latents.shape().layers, progress, SPARSE_AGAIN),
+            indexers: StepIndexers::new(sparse.index_keys.shape().layers),
+            sparse,
+            stream,
+            metadata,
+            sequences,
+            all_keys: None,
+            chooses: None,
+            attends: None,
+            graphs,
+            output: None,
+            _lease: lease,
+        }
     }
-}
 
-impl<T: Element> SparseStep<'_, T> {
+    /// Query tokens, padding included; of a step that is replayed those of the captured size.
+    pub fn tokens(&self) -> usize {
+        self.metadata.tokens()
+    }
+
     /// Queues an indexer: writes its keys of the new tokens to the step's slots, and chooses the keys that the tokens
     /// read. Indexers are numbered as the cache of their keys numbers its layers; in each step every indexer is queued
     /// once, since later steps choose among its keys. The first one plans for all.
+    ///
+    /// In a step that is replayed the inputs have a row for each token of the step, with the padding or without it, and
+    /// are copied into the tensors of the graph. All indexers write their choice to one tensor there, so that a layer has
+    /// to read it before the next indexer.
     ///
     /// Returns at once, with two exceptions. In a step of short contexts the first indexer waits until its list is on
     /// the device. Over [quantised keys](PagedKvCache::quantised_index_keys) each waits for its new keys, and for its
@@ -114,7 +138,8 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
     /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes or strides,
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for another number of heads, or another type of weights, than the
-    /// first indexer of the step had,
+    /// first indexer of the step had, or the graphs were captured with,
+    /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) while no layer has read the choice that a replay would overwrite,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for an indexer that was queued before,
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of another device; as for
@@ -135,17 +160,21 @@ impl<T: Element> SparseStep<'_, T> {
 
     fn queue_indexer<W: Element>(&mut self, indexer: usize, inputs: IndexerTensors<'_, T, W>) -> Result<KeyChoice> {
         self.indexers.check_missing(indexer)?;
+        let rows = self.rows();
+        if let Some(graphs) = &mut self.graphs {
+            let step = (self.stream, &rows, &mut self.indexers, &mut self.layers);
+            return graphs.choose(step, self.sparse.latents.shape().layers, indexer, inputs);
+        }
         let IndexerTensors { query, key, .. } = inputs;
-        let heads = size(query, 1);
-        let kind = IndexerKind { heads, weights: W::DTYPE };
-        inputs.check(&self.rows(), indexer, heads)?;
+        let kind = IndexerKind { heads: size(query, 1), weights: W::DTYPE };
+        inputs.check(&rows, indexer, kind.heads)?;
         let SparseLatent { latents, index_keys, sparse_count, .. } = &mut *self.sparse;
         let no_values = Tensor::empty(self.stream.device(), [self.metadata.tokens(), 1, 0])?;
         let (_, planned) = match &self.chooses {
-            Some((first, _)) if *first != kind => {
-                return Err(other_indexer(indexer, kind, *first));
+            Some(planned) => {
+                planned.0.check(indexer, kind, "of the first indexer of the step")?;
+                planned
             }
-            Some(planned) => planned,
             None => {
                 let call = IndexCall::plan(*sparse_count, &self.sequences, index_keys, indexer, inputs)?;
                 let slots = self.metadata.slots();
@@ -178,8 +207,13 @@ impl<T: Element> SparseStep<'_, T> {
     /// [quantised latents](PagedKvCache::quantised_latents) it waits for those of the layer, which the host quantises.
     /// The first layer plans for all.
     ///
+    /// The output has the padding, and is lent until the next call of this step; a clone of the tensor is the same
+    /// memory. In a step that is replayed all layers write the same output: queue work that reads it on the step's
+    /// stream before the next layer, or copy it there. The inputs may leave the padding out then.
+    ///
     /// # Errors
-    /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step, and for the last layer that is
+    /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step, for one that a later indexer has
+    /// overwritten in a replay, and for the last layer that is
     /// missing while no layer has read what some indexer chose,
     /// [`SPARSE_INDEX_KEYS`](crate::rules::SPARSE_INDEX_KEYS) for the last layer that is missing while an indexer is
     /// missing too; as for [`choose`](Self::choose), with layers in place of indexers, and for
@@ -188,8 +222,9 @@ impl<T: Element> SparseStep<'_, T> {
     ///
     /// [`SparseFlashAttention::plan`]: ascend_attention::sparse_flash::SparseFlashAttention::plan
     /// [`KvQuantSparseFlashAttention::plan`]: ascend_attention::quant_sparse_flash::KvQuantSparseFlashAttention::plan
-    pub fn forward(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<Tensor<T>> {
-        self.forward_to(layer, inputs, None)
+    pub fn forward(&mut self, layer: usize, inputs: SparseTensors<'_, T>) -> Result<&Tensor<T>> {
+        let output = self.queue(layer, inputs, None)?;
+        Ok(self.output.insert(output))
     }
 
     /// As [`forward`](Self::forward), with an output tensor of the caller.
@@ -199,15 +234,10 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads or
     /// writes. Nothing is written then.
     pub fn forward_into(&mut self, layer: usize, inputs: SparseTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
-        self.forward_to(layer, inputs, Some(output)).map(drop)
+        self.queue(layer, inputs, Some(output)).map(drop)
     }
 
-    fn forward_to(
-        &mut self,
-        layer: usize,
-        inputs: SparseTensors<'_, T>,
-        into: Option<&Tensor<T>>,
-    ) -> Result<Tensor<T>> {
+    fn queue(&mut self, layer: usize, inputs: SparseTensors<'_, T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
         let outcome = self.queue_layer(layer, inputs, into);
         if outcome.is_ok() {
             self.indexers.note_read(inputs.choice);
@@ -215,7 +245,7 @@ impl<T: Element> SparseStep<'_, T> {
         self.layers.note_outcome(layer, outcome)
     }
 
-    /// Queues a layer with an output of the caller, or with a new one, which is made behind all checks.
+    /// Queues a layer, into a tensor of the caller or of the step, and returns it.
     fn queue_layer(
         &mut self,
         layer: usize,
@@ -224,23 +254,55 @@ impl<T: Element> SparseStep<'_, T> {
     ) -> Result<Tensor<T>> {
         let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
         self.layers.check_not_repeated(layer)?;
+        let (cache, quantised) = self.sparse.latents.tensors(layer)?;
         self.indexers.check_choice(choice, layer, self.layers.is_last(layer))?;
+        let latest = self.graphs.as_ref().map(|graphs| graphs.latest);
+        if let Some(latest) = latest.filter(|latest| *latest != Some(choice.indexer())) {
+            return Err(overwritten(layer, choice, latest).into());
+        }
         let rows = self.rows();
         inputs.check(&rows, layer, self.sparse.layer_queries())?;
-        let (cache, quantised) = self.sparse.latents.tensors(layer)?;
-        let own: [(_, &AnyTensor); 7] = [
-            ("query", query),
-            ("query_rope", query_rope),
-            ("latent", latent),
-            ("key_rope", key_rope),
-            ("the choice", choice.indices()),
-            ("the cache", &cache.key),
-            ("the cache", &cache.value),
-        ];
-        let stored = quantised.iter().map(|quantised| ("the cache", quantised.key()));
-        let heads = self.sparse.shape.heads;
-        if let Some(output) = into {
-            rows.check_output("output", output, [heads, LATENT], own.into_iter().chain(stored))?;
+        let of_token = [self.sparse.shape.heads, LATENT];
+        let mut target = match into {
+            Some(output) => output.clone(),
+            None => {
+                // Its memory may serve this layer.
+                self.output = None;
+                match &self.graphs {
+                    Some(graphs) => graphs.replays.buffers().attention.out.clone(),
+                    None => Tensor::empty(self.stream.device(), [rows.padded, of_token[0], LATENT])?,
+                }
+            }
+        };
+        if into.is_some() {
+            let own: [(_, &AnyTensor); 7] = [
+                ("query", query),
+                ("query_rope", query_rope),
+                ("latent", latent),
+                ("key_rope", key_rope),
+                ("the choice", choice.indices()),
+                ("the cache", &cache.key),
+                ("the cache", &cache.value),
+            ];
+            let stored = quantised.iter().map(|quantised| ("the cache", quantised.key()));
+            let graph =
+                self.graphs.iter().map(|graphs| ("that of the graph", &*graphs.replays.buffers().attention.out));
+            rows.check_output("output", &target, of_token, own.into_iter().chain(stored).chain(graph))?;
+        }
+        if let Some(ReplayedSparse { replays, .. }) = &mut self.graphs {
+            let buffers = replays.buffers();
+            let copies = [
+                ("query", &**query, &*buffers.query),
+                ("query_rope", query_rope, &buffers.query_rope),
+                ("latent", latent, &buffers.latent),
+                ("key_rope", key_rope, &buffers.key_rope),
+            ];
+            copy_rows(self.stream, copies.into_iter())?;
+            replays.launch(layer, || self.layers.begin_write())?;
+            if into.is_some() {
+                target.copy_from(self.stream, &buffers.attention.out)?;
+            }
+            return Ok(target);
         }
         let SparseLatent { latents, shape, .. } = &mut *self.sparse;
         let planned = match &self.attends {
@@ -252,23 +314,15 @@ impl<T: Element> SparseStep<'_, T> {
                 self.attends.insert(Planned { call, write })
             }
         };
-        let mut output = match into {
-            Some(output) => output.clone(),
-            None => Tensor::empty(self.stream.device(), [self.metadata.tokens(), heads, LATENT])?,
-        };
         self.layers.begin_write();
         latents.write(self.stream, &planned.write, layer, latent, key_rope)?;
-        planned.call.launch_into(self.stream, latents, layer, inputs, &mut output)?;
-        Ok(output)
+        planned.call.launch_into(self.stream, latents, layer, inputs, &mut target)?;
+        Ok(target)
     }
 
-    fn rows(&self) -> SparseRows<'_> {
-        SparseRows {
-            device: self.stream.device(),
-            actual: self.metadata.actual_tokens(),
-            padded: self.metadata.tokens(),
-            padding: true,
-        }
+    fn rows(&self) -> SparseRows<'a> {
+        let padding = self.graphs.is_none();
+        SparseRows { padding, ..SparseRows::of_step(self.stream, self.metadata) }
     }
 
     /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the
@@ -278,11 +332,6 @@ impl<T: Element> SparseStep<'_, T> {
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
         Ok(self.layers.end()?)
-    }
-
-    /// The lease that keeps blocks from being handed out while the step may read them.
-    pub fn lease(&self) -> &StepLease<'_, Stream> {
-        &self.lease
     }
 }
 
@@ -295,10 +344,66 @@ impl<T: Element> fmt::Debug for SparseStep<'_, T> {
     }
 }
 
+impl<T: Element> ReplayedSparse<'_, T> {
+    /// Copies the tensors of an indexer into those of its graph, which is `behind` the graphs of layers, and replays it.
+    fn choose<W: Element>(
+        &mut self,
+        (stream, rows, indexers, layers): (&Stream, &SparseRows<'_>, &mut StepIndexers, &mut QueuedLayers),
+        behind: usize,
+        indexer: usize,
+        inputs: IndexerTensors<'_, T, W>,
+    ) -> Result<KeyChoice> {
+        if let Some(unread) = indexers.unread() {
+            return Err(Violation::new(
+                &rules::SPARSE_CHOICE,
+                format_args!("indexer {indexer} while no layer has read what indexer {unread} chose"),
+                "a layer or more for each choice, before the next indexer overwrites it",
+                "queue a layer with that choice first",
+            )
+            .into());
+        }
+        let IndexerTensors { query, weights, key } = inputs;
+        let (buffers, kind) = (self.replays.buffers(), self.replays.buffers().indexer);
+        inputs.check(rows, indexer, kind.heads)?;
+        kind.check(indexer, IndexerKind { weights: W::DTYPE, ..kind }, "the graphs were captured with")?;
+        let copies = [
+            ("index query", &**query, &*buffers.index_query),
+            ("index weights", weights, &buffers.index_weights),
+            ("index key", key, &buffers.index_key),
+        ];
+        copy_rows(stream, copies.into_iter())?;
+        let mut queued = false;
+        let launched = self.replays.launch(behind.saturating_add(indexer), || queued = true);
+        if queued {
+            layers.begin_write();
+            // The choice of the indexer before may be overwritten.
+            self.latest = launched.is_ok().then_some(indexer);
+        }
+        if queued && launched.is_err() {
+            indexers.note_failed(indexer);
+        }
+        launched?;
+        Ok(KeyChoice::new(indexers.step(), indexer, buffers.chosen.indices.clone()))
+    }
+}
+
+/// The refusal of a choice whose tensor holds that of another indexer.
 #[cold]
-fn other_indexer(indexer: usize, given: IndexerKind, first: IndexerKind) -> Error {
-    let given = format_args!("{given}, of indexer {indexer}");
-    let planned = format_args!("{first}, as of the first indexer of the step");
-    Error::not_as_planned("index query", given, planned)
-        .fix("fill indexers up to one number of heads, with weights of 0, and bring weights of one type")
+fn overwritten(layer: usize, choice: &KeyChoice, latest: Option<usize>) -> Violation {
+    let given = format_args!("the choice of indexer {} in layer {layer}", choice.indexer());
+    match latest {
+        Some(latest) => Violation::new(
+            &rules::SPARSE_CHOICE,
+            format_args!("{given}, which indexer {latest} has overwritten"),
+            "the choice of the indexer that was queued last, where graphs are replayed",
+            "queue the layers that read a choice before the next indexer, or compute the step by \
+             `SparseLatent::begin`",
+        ),
+        None => Violation::new(
+            &rules::SPARSE_CHOICE,
+            format_args!("{given}, after an indexer that could not be queued"),
+            "a choice that no other indexer has overwritten",
+            "begin the step again",
+        ),
+    }
 }

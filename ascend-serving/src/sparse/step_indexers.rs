@@ -11,7 +11,7 @@ use super::key_choice::KeyChoice;
 
 /// The indexers of a step, and whose choices layers have read.
 #[derive(Debug)]
-pub(crate) struct StepIndexers {
+pub(super) struct StepIndexers {
     /// Identifies the step in its choices.
     step: Arc<()>,
     states: Vec<IndexerState>,
@@ -30,17 +30,17 @@ enum IndexerState {
 
 impl StepIndexers {
     /// The indexers of a new step, none of them queued.
-    pub(crate) fn new(indexers: usize) -> Self {
+    pub(super) fn new(indexers: usize) -> Self {
         Self { step: Arc::new(()), states: vec![IndexerState::Missing; indexers] }
     }
 
     /// What identifies the step in its choices.
-    pub(crate) fn step(&self) -> &Arc<()> {
+    pub(super) fn step(&self) -> &Arc<()> {
         &self.step
     }
 
     /// Refuses an indexer that there is not, and one that was queued.
-    pub(crate) fn check_missing(&self, indexer: usize) -> Result<()> {
+    pub(super) fn check_missing(&self, indexer: usize) -> Result<()> {
         let indexers = self.states.len();
         match self.states.get(indexer) {
             None => Err(Error::invalid("indexer", indexer, format_args!("below {indexers}"))
@@ -63,20 +63,20 @@ impl StepIndexers {
         }
     }
 
-    pub(crate) fn note_queued(&mut self, indexer: usize) {
+    pub(super) fn note_queued(&mut self, indexer: usize) {
         self.note(indexer, IndexerState::Queued);
     }
 
-    pub(crate) fn note_failed(&mut self, indexer: usize) {
+    pub(super) fn note_failed(&mut self, indexer: usize) {
         self.note(indexer, IndexerState::Failed);
     }
 
-    pub(crate) fn note_read(&mut self, choice: &KeyChoice) {
+    pub(super) fn note_read(&mut self, choice: &KeyChoice) {
         self.note(choice.indexer(), IndexerState::Read);
     }
 
     /// The indexer whose choice no layer has read.
-    pub(crate) fn unread(&self) -> Option<usize> {
+    pub(super) fn unread(&self) -> Option<usize> {
         self.states.iter().position(|state| *state == IndexerState::Queued)
     }
 
@@ -89,7 +89,7 @@ impl StepIndexers {
     /// Refuses a choice of another step. For the `last` layer of a step, refuses also an indexer whose keys were not
     /// written, which later steps would read, and a choice that no layer has read: a layer has probably got the choice
     /// of another indexer.
-    pub(crate) fn check_choice(&self, choice: &KeyChoice, layer: usize, last: bool) -> Result<(), Violation> {
+    pub(super) fn check_choice(&self, choice: &KeyChoice, layer: usize, last: bool) -> Result<(), Violation> {
         if !choice.is_of(&self.step) {
             let given = format_args!("a choice of another step in layer {layer}");
             return Err(rules::SPARSE_CHOICE.broken(given, "a choice of this step"));

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
-use ascend_attention::{AnyTensor, Device, Element, Tensor, Violation};
+use ascend_attention::{AnyTensor, DType, Device, Element, Stream, Tensor, Violation};
 
 use crate::backends::apart;
 use crate::batch::{AttentionMetadata, LayerMask};
@@ -28,11 +28,36 @@ pub struct IndexerTensors<'a, T: Element, W: Element = T> {
 
 impl<T: Element, W: Element> IndexerTensors<'_, T, W> {
     /// Refuses tensors of an indexer that do not have the step's rows, or these heads.
-    pub(crate) fn check(&self, rows: &SparseRows<'_>, indexer: usize, heads: usize) -> Result<()> {
+    pub(super) fn check(&self, rows: &SparseRows<'_>, indexer: usize, heads: usize) -> Result<()> {
         let whose = Whose::Indexer(indexer);
         rows.check("index query", whose, self.query, &[heads, 128])?;
         rows.check("index weights", whose, self.weights, &[heads])?;
         rows.check("index key", whose, self.key, &[1, 128])
+    }
+}
+
+/// The heads of an indexer, and the type of their weights.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct IndexerKind {
+    pub(super) heads: usize,
+    pub(super) weights: DType,
+}
+
+impl IndexerKind {
+    /// Refuses an indexer of another kind than was planned, which `planned` describes.
+    pub(super) fn check(self, indexer: usize, given: Self, planned: &str) -> Result<()> {
+        if given == self {
+            return Ok(());
+        }
+        let given = format_args!("{given}, of indexer {indexer}");
+        Err(Error::not_as_planned("index query", given, format_args!("{self}, as {planned}"))
+            .fix("fill indexers up to one number of heads, with weights of 0, and bring weights of one type"))
+    }
+}
+
+impl fmt::Display for IndexerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} heads with weights of {}", self.heads, self.weights)
     }
 }
 
@@ -54,7 +79,7 @@ pub struct SparseTensors<'a, T: Element> {
 
 impl<T: Element> SparseTensors<'_, T> {
     /// Refuses tensors of a layer that do not have the step's rows, or these heads.
-    pub(crate) fn check(&self, rows: &SparseRows<'_>, layer: usize, queries: LayerQueries) -> Result<()> {
+    pub(super) fn check(&self, rows: &SparseRows<'_>, layer: usize, queries: LayerQueries) -> Result<()> {
         let LayerQueries { heads, joined } = queries;
         let (whose, [dim, rope_dim]) = match joined {
             true => (Whose::QuantisedLayer(layer), [QuantisedRow::DIM, 0]),
@@ -69,10 +94,10 @@ impl<T: Element> SparseTensors<'_, T> {
 
 /// The queries of a layer of sparse attention.
 #[derive(Clone, Copy)]
-pub(crate) struct LayerQueries {
-    pub(crate) heads: usize,
+pub(super) struct LayerQueries {
+    pub(super) heads: usize,
     /// Whether each is followed by its rotary part.
-    pub(crate) joined: bool,
+    pub(super) joined: bool,
 }
 
 /// Whose tensor is checked.
@@ -124,25 +149,31 @@ impl fmt::Display for Whose {
 
 /// The rows that tensors of a step of sparse attention may have, and their device.
 #[derive(Clone, Copy)]
-pub(crate) struct SparseRows<'a> {
-    pub(crate) device: &'a Device,
+pub(super) struct SparseRows<'a> {
+    pub(super) device: &'a Device,
     /// Rows of the requests.
-    pub(crate) actual: usize,
+    pub(super) actual: usize,
     /// Rows including the padding.
-    pub(crate) padded: usize,
+    pub(super) padded: usize,
     /// Whether the tensors have to include the padding, as without captured graphs.
-    pub(crate) padding: bool,
+    pub(super) padding: bool,
 }
 
-impl SparseRows<'_> {
+impl<'a> SparseRows<'a> {
+    /// The rows of a step without graphs.
+    pub(super) fn of_step(stream: &'a Stream, metadata: &AttentionMetadata) -> Self {
+        let (actual, padded) = (metadata.actual_tokens(), metadata.tokens());
+        Self { device: stream.device(), actual, padded, padding: true }
+    }
+
     /// Refuses an output of the caller that does not have a row of `of_token` for each token and for the padding, or
     /// that shares memory with what a layer reads and writes.
-    pub(super) fn check_output<'a>(
+    pub(super) fn check_output<'t>(
         &self,
         name: &'static str,
         output: &AnyTensor,
         of_token: [usize; 2],
-        others: impl IntoIterator<Item = (&'static str, &'a AnyTensor)>,
+        others: impl IntoIterator<Item = (&'static str, &'t AnyTensor)>,
     ) -> Result<()> {
         output.check_device(name, self.device)?;
         let [heads, dim] = of_token;
@@ -188,7 +219,7 @@ impl SparseRows<'_> {
 }
 
 /// Refuses a step whose tokens see other keys than those up to their own.
-pub(crate) fn check_causal(metadata: &AttentionMetadata) -> Result<(), Violation> {
+pub(super) fn check_causal(metadata: &AttentionMetadata) -> Result<(), Violation> {
     match metadata.mask() {
         mask @ LayerMask::Causality(Causality::Causal) => metadata.check_mask(mask),
         other => Err(Violation::new(
@@ -201,7 +232,7 @@ pub(crate) fn check_causal(metadata: &AttentionMetadata) -> Result<(), Violation
 }
 
 /// The new tokens of each request, its keys, and its blocks.
-pub(crate) fn lengths_and_blocks(metadata: &AttentionMetadata) -> (Vec<usize>, &[usize], Vec<&[usize]>) {
+pub(super) fn lengths_and_blocks(metadata: &AttentionMetadata) -> (Vec<usize>, &[usize], Vec<&[usize]>) {
     let new = metadata.new_and_cached().map(|(new, _)| new);
     (new.collect(), metadata.kv_lengths().lengths(), metadata.table().rows().collect())
 }

@@ -9,9 +9,7 @@ use crate::error::Result;
 use crate::rules::{self, room};
 
 /// The keys that the tokens of a step read, as one of its indexers chose them. From
-/// [`SparseStep::choose`](crate::SparseStep::choose) or
-/// [`SparseGraphStep::choose`](crate::SparseGraphStep::choose). Layers of that step may share it; cloning shares the
-/// memory.
+/// [`SparseStep::choose`](crate::SparseStep::choose). Layers of that step may share it; cloning shares the memory.
 #[derive(Clone, Debug)]
 pub struct KeyChoice {
     step: Arc<()>,
@@ -22,7 +20,7 @@ pub struct KeyChoice {
 
 impl KeyChoice {
     /// A choice of single keys, `[tokens, 1, count]`, by an indexer of a step.
-    pub(crate) fn new(step: &Arc<()>, indexer: usize, indices: Tensor<i32>) -> Self {
+    pub(super) fn new(step: &Arc<()>, indexer: usize, indices: Tensor<i32>) -> Self {
         Self { step: Arc::clone(step), indexer, indices, keys_per_index: 1 }
     }
 
@@ -71,8 +69,8 @@ impl KeyChoice {
 
     /// For each token the numbers of the chosen keys, counted in runs of
     /// [`keys_per_index`](Self::keys_per_index) keys from the first token of its sequence, and -1 after the last:
-    /// `[tokens, 1, count]`. That of a [`SparseGraphStep`](crate::SparseGraphStep) is overwritten by the next indexer,
-    /// of this step and of later ones of its size.
+    /// `[tokens, 1, count]`. That of a step which is replayed is overwritten by the next indexer, of this step and of
+    /// later ones of its size.
     pub fn indices(&self) -> &Tensor<i32> {
         &self.indices
     }

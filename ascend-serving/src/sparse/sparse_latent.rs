@@ -81,7 +81,7 @@ pub struct SparseLatent<T: Element> {
     pub(super) shape: AttentionShape,
     pub(super) latents: PagedKvCache<T>,
     pub(super) index_keys: PagedKvCache<T>,
-    pub(crate) sparse_count: usize,
+    pub(super) sparse_count: usize,
 }
 
 impl<T: Element> SparseLatent<T> {
@@ -107,7 +107,7 @@ impl<T: Element> SparseLatent<T> {
 
     /// Refuses caches that the operators cannot read, or that do not go together, such as one that was put in the place
     /// of another. From then on tokens move in both of them alone.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let (latents, index_keys) = (&self.latents, &self.index_keys);
         let layers = [latents, index_keys].map(|cache| cache.shape().layers);
         let wanted = [
@@ -137,7 +137,7 @@ impl<T: Element> SparseLatent<T> {
     }
 
     /// The queries that layers bring: over quantised latents each is followed by its rotary part.
-    pub(crate) fn layer_queries(&self) -> LayerQueries {
+    pub(super) fn layer_queries(&self) -> LayerQueries {
         LayerQueries { heads: self.shape.heads, joined: self.latents.is_quantised() }
     }
 

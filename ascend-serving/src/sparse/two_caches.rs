@@ -85,7 +85,7 @@ pub(super) fn begin<'a, T: Element>(
 
 /// Begins to record what a step computes in one of the caches. `queue_copies` is called once the cache is known to have
 /// computed the tokens that are copied.
-pub(crate) fn begin_in(
+pub(super) fn begin_in(
     cache: &Arc<CacheEntry>,
     name: &str,
     metadata: &AttentionMetadata,
