@@ -31,7 +31,7 @@ pub enum Backend {
     /// | CANN | dtype | head dimension | blocks |
     /// |---|---|---|---|
     /// | 8.1 | BF16 | 64, 128, (192, 192, 128) | a multiple of 128 tokens |
-    /// | 8.5 | and FLOAT16 | and others up to 256 of grouped queries | a multiple of 16, to 1024 for 64, 128, else 512 |
+    /// | 8.5 | and FLOAT16 | and others up to 256 of grouped queries | multiples of 16, to 1024 for 64, 128, else 512 |
     /// | 9.0 | | and others up to 256 of any number of key heads | |
     /// | 9.1 | | and over NZ caches others than 64 and 128 | |
     Fused,

@@ -45,7 +45,8 @@ proptest! {
         let shape = AttentionShape::new(kv_heads * group, kv_heads, DIM);
         let of = CacheShape::new(1, kv_heads, DIM);
         let cache = PagedKvCache::<bf16>::new(stream.device(), 24, 128, of, PadPolicy::SkipNegative).unwrap();
-        let mut attention = Attention::new(shape, cache, Backends::none().with(Backend::NamedMask).with(Backend::Fused));
+        let backends = Backends::none().with(Backend::NamedMask).with(Backend::Fused);
+        let mut attention = Attention::new(shape, cache, backends);
         let mut sequences: Vec<Sequence> = prompts.iter().map(|_| Sequence::new(attention.cache().pool())).collect();
         // All requests go on in each step: those that are through take one more token, which is not compared.
         let longest = prompts.iter().map(MultiItemPrompt::tokens).max().unwrap();
