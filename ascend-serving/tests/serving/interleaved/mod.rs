@@ -272,7 +272,7 @@ fn every_kind_of_act_is_accepted_and_every_rule_met() {
     let mut runner = TestRunner::deterministic();
     let mut seen = BTreeMap::<_, usize>::new();
     let mut steps = BTreeMap::<_, usize>::new();
-    let acts = "grow,grow alone,copies,truncate,fork,end,slide,insert,hit,evict,move,metadata,step,graph step,tree \
+    let accepted = "grow,grow alone,copies,truncate,fork,end,slide,insert,hit,evict,move,metadata,step,graph step,tree \
         step,layer,step end,step drop,rows";
     let met = [
         &rules::SEQUENCE_GAP,
@@ -288,7 +288,7 @@ fn every_kind_of_act_is_accepted_and_every_rule_met() {
         &rules::POOL_WAITING,
         &rules::POOL_EXHAUSTED,
     ];
-    let wanted: Vec<&str> = acts.split(',').chain(met.map(|rule| rule.id)).collect();
+    let wanted: Vec<&str> = accepted.split(',').chain(met.map(|rule| rule.id)).collect();
     let mut schedules = 0;
     while schedules < CONTROLS && !wanted.iter().all(|what| seen.contains_key(what)) {
         schedules += 1;
