@@ -257,8 +257,8 @@ impl<T: Element> ContextStep<'_, T> {
         &self.split
     }
 
-    /// The tokens of the step, counted over its requests, whose rows the rank brings to each layer, in order: all, or of
-    /// a step of [`begin_rows`](ContextAttention::begin_rows) its chunks of each request
+    /// The tokens of the step, counted over its requests, whose rows the rank brings to each layer, in order: all, or
+    /// of a step of [`begin_rows`](ContextAttention::begin_rows) its chunks of each request
     /// ([`ContextSplit::rows`](crate::ContextSplit::rows)).
     pub fn rows(&self) -> &[Range<usize>] {
         &self.rows
@@ -296,10 +296,10 @@ impl<T: Element> ContextStep<'_, T> {
     /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank, or
     /// [inputs of latents](LayerInputs::latent); the attention of the rank's heads over
     /// all keys, `[tokens, N, D]`. In a step of [`begin_rows`](ContextAttention::begin_rows) all of these have the
-    /// rank's [rows](Self::rows) in the place of the tokens, and the query `P * N` heads, those over one key head behind
-    /// each other. In a step that is replayed all layers write the same output, which is lent until the next layer, or
-    /// the next step of this size: queue what reads it on the stream before, or copy it. The first layer plans for all,
-    /// and compares the ranks' steps, for which it waits for
+    /// rank's [rows](Self::rows) in the place of the tokens, and the query `P * N` heads, those over one key head
+    /// behind each other. In a step that is replayed all layers write the same output, which is lent until the next
+    /// layer, or the next step of this size: queue what reads it on the stream before, or copy it. The first layer
+    /// plans for all, and compares the ranks' steps, for which it waits for
     /// the stream and the other ranks; the others return at once.
     ///
     /// # Errors
@@ -312,8 +312,8 @@ impl<T: Element> ContextStep<'_, T> {
     /// another layer than the next, [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for inputs of another kind than
     /// the cache's, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask or sinks,
     /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator; as for [`CacheWrite::plan`],
-    /// and as for planning the calls and the merge; of replays [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an
-    /// input in memory of the graph: nothing was exchanged then, and the layer can be repeated.
+    /// and as for planning the calls and the merge; of replays [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for
+    /// an input in memory of the graph: nothing was exchanged then, and the layer can be repeated.
     /// [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
         let inputs = inputs.into();
