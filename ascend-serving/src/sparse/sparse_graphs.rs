@@ -164,9 +164,9 @@ impl<T: Element> SparseGraphs<T> {
         Ok(fitting_rows(&sizes, &[(&self.group, metadata)], no_programs)?)
     }
 
-    /// Begins a step of the `SparseLatent` that was captured: pads it to the smallest captured size that fits, and copies
-    /// its lengths, table and slots into the buffers of that size. The copy waits for the stream. Blocks given back from
-    /// now on are handed out again when the stream has passed the end of the step.
+    /// Begins a step of the `SparseLatent` that was captured: pads it to the smallest captured size that fits, and
+    /// copies its lengths, table and slots into the buffers of that size. The copy waits for the stream. Blocks given
+    /// back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes, or with a request of more tokens than

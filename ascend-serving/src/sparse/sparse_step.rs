@@ -127,8 +127,8 @@ impl<'a, T: Element> SparseStep<'a, T> {
     /// once, since later steps choose among its keys. The first one plans for all.
     ///
     /// In a step that is replayed the inputs have a row for each token of the step, with the padding or without it, and
-    /// are copied into the tensors of the graph. All indexers write their choice to one tensor there, so that a layer has
-    /// to read it before the next indexer.
+    /// are copied into the tensors of the graph. All indexers write their choice to one tensor there, so that a layer
+    /// has to read it before the next indexer.
     ///
     /// Returns at once, with two exceptions. In a step of short contexts the first indexer waits until its list is on
     /// the device. Over [quantised keys](PagedKvCache::quantised_index_keys) each waits for its new keys, and for its
@@ -345,7 +345,8 @@ impl<T: Element> fmt::Debug for SparseStep<'_, T> {
 }
 
 impl<T: Element> ReplayedSparse<'_, T> {
-    /// Copies the tensors of an indexer into those of its graph, which is `behind` the graphs of layers, and replays it.
+    /// Copies the tensors of an indexer into those of its graph, which is `behind` the graphs of layers, and replays
+    /// it.
     fn choose<W: Element>(
         &mut self,
         (stream, rows, indexers, layers): (&Stream, &SparseRows<'_>, &mut StepIndexers, &mut QueuedLayers),
