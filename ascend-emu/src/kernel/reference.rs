@@ -11,6 +11,7 @@ use ascend_spec::attention_problem::{
     AttentionProblem, Counts, Grid, MaskRows, Padding, Rows, ScaleOffset, SequenceRows, SmallTensor, TensorRole, Work,
 };
 use ascend_spec::{DType, MaskGeometry};
+use std::cell::RefCell;
 
 /// The bytes of each tensor of a call, from its base address. They are empty for tensors that the call does not have.
 #[derive(Clone, Copy)]
@@ -74,8 +75,12 @@ pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs
     let counted = [problem.key_quantisation, problem.value_quantisation];
     let mut counted = counted.into_iter().flatten().map(|affine| affine.scale);
     let behind = counted.find(|grid| grid.counts == Counts::Concatenated);
-    let call =
-        Call { problem, inputs, groups_before: behind.map_or_else(Vec::new, |grid| problem.groups_before(&grid)) };
+    let call = Call {
+        problem,
+        inputs,
+        known: RefCell::default(),
+        groups_before: behind.map_or_else(Vec::new, |grid| problem.groups_before(&grid)),
+    };
     let padding = call.padding();
     for (b, (extent, mask)) in problem.sequences(padding).enumerate() {
         let (place, written) = if problem.packed {
@@ -106,6 +111,8 @@ pub fn attention(problem: &AttentionProblem<'_>, inputs: &Inputs<'_>) -> Outputs
 struct Call<'c, 'p, 'i> {
     problem: &'c AttentionProblem<'p>,
     inputs: &'c Inputs<'i>,
+    /// The bytes of the tensors that were read so far.
+    known: RefCell<Vec<(TensorRole, &'i [u8])>>,
     /// For each sequence, the number of grid rows before its own, for a grid that counts through all sequences.
     groups_before: Vec<usize>,
 }
@@ -117,7 +124,7 @@ struct RowPosition {
     row: usize,
 }
 
-impl Call<'_, '_, '_> {
+impl<'i> Call<'_, '_, 'i> {
     /// Reads the lengths of the padding.
     fn padding(&self) -> Padding {
         let read = |tensor: Option<SmallTensor>| {
@@ -223,12 +230,12 @@ impl Call<'_, '_, '_> {
         let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
         let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
-        let output = |d: usize| {
-            let weighted: f64 =
-                visible.iter().zip(&weights).map(|(&j, &weight)| kept(j) * quantise(weight) * values[j][d]).sum();
-            weighted * output_scale / sum
-        };
-        let outputs = (0..problem.value_dim).map(output).collect();
+        let mut outputs = zeros;
+        for (&j, &weight) in visible.iter().zip(&weights) {
+            let weight = kept(j) * quantise(weight);
+            outputs.iter_mut().zip(&values[j]).for_each(|(output, value)| *output += weight * value);
+        }
+        outputs.iter_mut().for_each(|output| *output = *output * output_scale / sum);
         let summand = problem.probability_scale;
         let summand = summand.map_or(0.0, |grid| self.factor(&grid, (0, 0, 0), 0).ln());
         Row { attention: self.quantise_output(outputs, head), lse: max + sum.ln() + summand, softmax: (max, sum) }
@@ -409,6 +416,17 @@ impl Call<'_, '_, '_> {
 
     /// An element of a tensor; `None` if the tensor does not have it.
     fn number(&self, role: TensorRole, dtype: DType, index: i64) -> Option<f64> {
-        number::decode((self.inputs.bytes)(role), dtype, index)
+        number::decode(self.bytes(role), dtype, index)
+    }
+
+    /// The bytes of a tensor, which are asked for once, since finding them may take longer than reading a number.
+    fn bytes(&self, role: TensorRole) -> &'i [u8] {
+        let mut known = self.known.borrow_mut();
+        if let Some((_, bytes)) = known.iter().find(|(of, _)| *of == role) {
+            return bytes;
+        }
+        let bytes = (self.inputs.bytes)(role);
+        known.push((role, bytes));
+        bytes
     }
 }
