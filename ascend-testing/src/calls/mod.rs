@@ -6,6 +6,7 @@ pub mod compare;
 pub mod contents;
 pub mod dense;
 pub mod paths;
+pub mod poison;
 pub mod quantised;
 pub mod releases;
 
