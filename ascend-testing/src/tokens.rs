@@ -18,6 +18,9 @@ pub fn row(name: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
 pub trait Number: Element {
     fn of(number: bf16) -> Self;
     fn to_f64(self) -> f64;
+
+    /// All of these numbers. Not generic, so that it is compiled here, with optimisation.
+    fn all_of(numbers: Vec<bf16>) -> Vec<Self>;
 }
 
 impl Number for bf16 {
@@ -27,6 +30,10 @@ impl Number for bf16 {
 
     fn to_f64(self) -> f64 {
         bf16::to_f64(self)
+    }
+
+    fn all_of(numbers: Vec<bf16>) -> Vec<Self> {
+        numbers
     }
 }
 
@@ -39,12 +46,19 @@ impl Number for f16 {
     fn to_f64(self) -> f64 {
         f16::to_f64(self)
     }
+
+    fn all_of(numbers: Vec<bf16>) -> Vec<Self> {
+        numbers.into_iter().map(Self::of).collect()
+    }
 }
 
 /// Rows of tokens, `[tokens, heads, DIM]`.
 pub fn packed<T: Number>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
-    let rows: Vec<T> = names.iter().flat_map(|name| row(*name, layer, what, heads)).map(T::of).collect();
-    stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
+    stream.upload(&T::all_of(rows(names, layer, what, heads)), [names.len(), heads, DIM]).unwrap()
+}
+
+fn rows(names: &[u64], layer: usize, what: u64, heads: usize) -> Vec<bf16> {
+    names.iter().flat_map(|name| row(*name, layer, what, heads)).collect()
 }
 
 /// A row of dense attention by its definition: the query of the last of `names`, over the keys at the places that

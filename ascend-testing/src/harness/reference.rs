@@ -11,28 +11,36 @@ pub trait Half: Element {
     const NAN: Self;
     fn of(x: f32) -> Self;
     fn to(self) -> f64;
+    /// All of these numbers. Not generic, so that it is compiled here, with optimisation.
+    fn all_of(numbers: &[f32]) -> Vec<Self>;
+    /// These numbers in double precision, compiled here as well.
+    fn all_exact(numbers: &[Self]) -> Vec<f64>;
 }
 
-impl Half for f16 {
-    const TOLERANCE: f64 = 1.5e-3;
-    const NAN: Self = f16::NAN;
-    fn of(x: f32) -> Self {
-        f16::from_f32(x)
-    }
-    fn to(self) -> f64 {
-        self.to_f64()
-    }
+macro_rules! halves {
+    ($( $half:ident, $tolerance:literal; )*) => {$(
+        impl Half for $half {
+            const TOLERANCE: f64 = $tolerance;
+            const NAN: Self = $half::NAN;
+            fn of(x: f32) -> Self {
+                $half::from_f32(x)
+            }
+            fn to(self) -> f64 {
+                self.to_f64()
+            }
+            fn all_of(numbers: &[f32]) -> Vec<Self> {
+                numbers.iter().map(|x| $half::from_f32(*x)).collect()
+            }
+            fn all_exact(numbers: &[Self]) -> Vec<f64> {
+                numbers.iter().map(|x| x.to_f64()).collect()
+            }
+        }
+    )*};
 }
 
-impl Half for bf16 {
-    const TOLERANCE: f64 = 1e-2;
-    const NAN: Self = bf16::NAN;
-    fn of(x: f32) -> Self {
-        bf16::from_f32(x)
-    }
-    fn to(self) -> f64 {
-        self.to_f64()
-    }
+halves! {
+    f16, 1.5e-3;
+    bf16, 1e-2;
 }
 
 /// A tensor by its logical axes: batch, head, row, dimension.
@@ -100,19 +108,14 @@ impl<T: Copy> Logical<T> {
 impl<T: Half> Logical<T> {
     /// Numbers between -1 and 1 for batch, heads, rows and dimension, the same for each seed.
     pub fn random(seed: u64, [batch, heads, rows, dim]: [usize; 4]) -> Self {
-        let data = super::numbers(seed, batch * heads * rows * dim);
-        Self { batch, heads, rows, dim, data: data.into_iter().map(T::of).collect() }
+        let data = T::all_of(&super::numbers(seed, batch * heads * rows * dim));
+        Self { batch, heads, rows, dim, data }
     }
 
     /// The numbers of the tensor in double precision.
     pub fn exact(&self) -> Logical<f64> {
-        Logical {
-            batch: self.batch,
-            heads: self.heads,
-            rows: self.rows,
-            dim: self.dim,
-            data: self.data.iter().map(|x| x.to()).collect(),
-        }
+        let Self { batch, heads, rows, dim, ref data } = *self;
+        Logical { batch, heads, rows, dim, data: T::all_exact(data) }
     }
 }
 
