@@ -31,6 +31,7 @@ use ascend_serving::{
     NativeTensors, PagedDecode, PrefixCache, PromptAndIncre, QuantisedDecode, QuantisedPrefill, Result,
     SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, TwoFusedCalls, UpProjected, rules,
 };
+use ascend_testing::alone::alone;
 use ascend_testing::faults::*;
 use ascend_testing::harness;
 
@@ -505,38 +506,61 @@ fn copies(stream: &Stream, _: &mut Pools) -> Result<()> {
     Ok(event.synchronize()?)
 }
 
-#[test]
-fn nothing_is_left_whatever_fails() {
-    if harness::not_on_npu("failures are injected into, and leaks counted by, the emulation of this process") {
-        return;
-    }
-    // Masks are made anew by each run, on a device of its own.
-    let nothing = Live::default();
-    run(masks, nothing).unwrap();
-    let failed = with_each_fault(masks, nothing);
-    assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
+fn launching(piece: Piece) {
+    nothing_is_left(&[(piece, true)]);
+}
 
-    // The others find the one that they use, which the device keeps.
-    let launching: [Piece; 16] = [
-        packed_steps,
-        steps_over_integers,
-        steps_by_several_backends,
-        steps_of_several_calls,
-        ranks,
-        latent_steps,
-        drafted_trees,
-        graphs,
-        captured_steps,
-        cached_prefixes,
-        masked_layers,
-        native_sparse_steps,
-        recurrent_steps,
-        inference_card,
-        side_by_side,
-        merges,
-    ];
-    let mut pieces = launching.map(|piece| (piece, true)).to_vec();
-    pieces.push((copies, false));
-    nothing_is_left(&pieces);
+fn without_launches(piece: Piece) {
+    nothing_is_left(&[(piece, false)]);
+}
+
+/// Masks are made anew by each run, on a device of its own.
+fn with_own_masks(piece: Piece) {
+    let nothing = Live::default();
+    run(piece, nothing).unwrap();
+    let failed = with_each_fault(piece, nothing);
+    assert!(failed.iter().all(|failed| *failed > 0), "{failed:?}");
+}
+
+fn half_written(piece: Piece) {
+    launching(piece);
     assert!(HALF_WRITTEN.load(Ordering::Relaxed) > 0);
+}
+
+/// A test for each piece. What is alive is counted by process, so that each has its own.
+macro_rules! tests {
+    ($( $piece:ident: $check:ident; )*) => {
+        mod nothing_is_left_whatever_fails {$(
+            #[test]
+            fn $piece() {
+                let why = "failures are injected into, and leaks counted by, the emulation of this process";
+                if super::harness::not_on_npu(why) {
+                    return;
+                }
+                let name = concat!("nothing_is_left_whatever_fails::", stringify!($piece));
+                super::alone(name, || super::$check(super::$piece));
+            }
+        )*}
+    };
+}
+
+tests! {
+    packed_steps: launching;
+    steps_over_integers: launching;
+    steps_by_several_backends: launching;
+    steps_of_several_calls: launching;
+    ranks: launching;
+    latent_steps: launching;
+    drafted_trees: launching;
+    graphs: launching;
+    captured_steps: launching;
+    cached_prefixes: launching;
+    masked_layers: launching;
+    native_sparse_steps: launching;
+    recurrent_steps: half_written;
+    inference_card: launching;
+    side_by_side: launching;
+    merges: launching;
+    masks: with_own_masks;
+    copies: without_launches;
 }

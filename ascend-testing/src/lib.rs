@@ -10,6 +10,7 @@
 )]
 
 pub mod allocations;
+pub mod alone;
 #[cfg(feature = "spec")]
 pub mod calls;
 #[cfg(feature = "attention")]

@@ -7,6 +7,7 @@
     reason = "tests call the C functions as C programs do, and end where a pointer is wrong"
 )]
 
+use crate::alone::alone;
 use approx::abs_diff_eq;
 use ascend_emu::abi::*;
 use ascend_sys::bindings as sys;
@@ -427,24 +428,6 @@ impl Call {
 /// An address that is nothing's.
 pub fn nowhere() -> *mut c_void {
     ptr::without_provenance_mut(0x10)
-}
-
-/// Runs the body of the test of this name in a process of its own.
-#[track_caller]
-pub fn alone(name: &str, body: impl FnOnce()) {
-    const VARIABLE: &str = "ASCEND_TEST_ALONE";
-    if std::env::var_os(VARIABLE).is_some() {
-        return body();
-    }
-    let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env(VARIABLE, "1")
-        .output()
-        .unwrap();
-    let (out, err) = (&child.stdout, &child.stderr);
-    let (out, err) = (String::from_utf8_lossy(out), String::from_utf8_lossy(err));
-    assert!(child.status.success(), "{}\n{out}\n{err}", child.status);
-    assert!(out.contains("1 passed"), "{name} is no test: {out}");
 }
 
 /// Like [`alone`], and the process finds little more host memory than the emulator has taken when it starts.
