@@ -8,12 +8,15 @@
     reason = "a test fails by panicking, and modules are the program's own"
 )]
 
+#[cfg(feature = "emulation")]
+mod ascend950;
 mod block_sparse;
 mod blockwise;
 mod causal_conv1d;
 mod contents;
 mod delta_rule;
 mod flash;
+mod garbage;
 mod gather;
 mod indexer;
 mod inputs;

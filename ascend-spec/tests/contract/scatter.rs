@@ -1,7 +1,5 @@
 //! The contract of ScatterPaKvCache: what it takes, a call for every rule, and where rows go.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests end them by a panic")]
-
 use ascend_spec::ops::scatter_pa_kv_cache::rules::RULES;
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces, ScatterCall, ScatterProblem};
 use ascend_spec::{DType, Dims, Format, Level, Soc, TensorDesc};

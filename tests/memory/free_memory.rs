@@ -1,20 +1,10 @@
 //! Device memory comes back, and running out of it is a named error that leaves the device usable.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
-use ascend_testing::harness;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use crate::harness;
+use crate::harness::{Sample, device, stream};
+use crate::turn;
 use ascend_attention::rules;
 use ascend_attention::{Device, DeviceBuffer, Error, Tensor};
-use harness::{Sample, device, stream};
-
-/// These tests look at how much memory is free, so they take turns.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn free(device: &Device) -> usize {
     device.memory_info().unwrap().free

@@ -1,8 +1,6 @@
 //! Ascend 950 has V5 of the operator, with keys, values and outputs of small floats, from CANN 9.0 on.
-#![cfg(feature = "emulation")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use ascend_testing::harness;
+use crate::harness;
 
 use ascend_attention::attention::{Affine, AntiquantMode, Antiquantisation, Distance, Inputs, PseShift, Quantisation};
 use ascend_attention::spec::minifloat::pack_nibbles;

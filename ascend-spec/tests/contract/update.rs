@@ -1,7 +1,5 @@
 //! The contract of AttentionUpdate: what it takes, and a call for every rule.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests end them by a panic")]
-
 use ascend_spec::ops::attention_update::rules::RULES;
 use ascend_spec::ops::attention_update::{UpdateCall, UpdateProblem};
 use ascend_spec::{Cann, DType, Dims, Format, Soc, Target, TensorDesc};

@@ -1,11 +1,6 @@
 //! What is dropped while queued work uses it is freed when that work is known to be over: not before, whatever fails,
 //! and without waiting for anything else. Each handle meets the streams of its own device and runtime alone.
 
-#![cfg(feature = "emulation")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
-use ascend_testing::harness;
-
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::ptr;
@@ -14,6 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::harness;
+use crate::harness::gate::Gate;
+use crate::harness::{Sample, still_works};
+use crate::turn;
 use ascend_attention::rules;
 use ascend_attention::sys::bindings::{
     aclError, aclrtEvent, aclrtEventRecordedStatus, aclrtMemMallocPolicy, aclrtStream,
@@ -21,14 +20,6 @@ use ascend_attention::sys::bindings::{
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{Device, Error, Graph, Result, Runtime, Stream, Tensor};
 use ascend_emu::{Site, inject};
-use harness::gate::Gate;
-use harness::{Sample, still_works};
-
-/// The tests share what the functions below count.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The emulation with some functions replaced.
 fn runtime(change: impl FnOnce(&mut Functions)) -> Runtime {

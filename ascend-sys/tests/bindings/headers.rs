@@ -1,10 +1,6 @@
 //! The headers are clean C99 and C++11, each by itself and all together.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests end them by a panic")]
 
-#[allow(dead_code, unreachable_pub, reason = "several tests share it, and each uses a part")]
-mod compiler;
-
-use compiler::{Language, compile, headers, include};
+use crate::compiler::{Language, compile, headers, include};
 
 const FOLDERS: &[&str] = &["acl", "aclnn", "aclnn/opdev", "aclnnop", "hccl"];
 

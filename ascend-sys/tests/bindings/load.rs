@@ -1,17 +1,10 @@
 //! Loading: what is missing is named, and nothing panics.
-//!
-//! A statically linked program cannot open libraries, so these tests do not exist there.
-#![cfg(all(unix, not(target_feature = "crt-static")))]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests end them by a panic")]
-
-#[allow(dead_code, unreachable_pub, reason = "several tests share it, and each uses a part")]
-mod compiler;
 
 use std::path::Path;
 use std::ptr;
 
+use crate::compiler::{Language, compile};
 use ascend_sys::{Api, Library, LoadError, Outcome, Search};
-use compiler::{Language, compile};
 
 /// Makes a library of a C source.
 fn library(folder: &Path, file: &str, source: &str) {

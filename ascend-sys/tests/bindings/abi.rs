@@ -3,17 +3,13 @@
 //! The bindings are turned back into C declarations and assertions and compiled together with the headers: a
 //! redeclaration of another type, or a false assertion, does not compile. When `ASCEND_HOME_PATH` names a toolkit, its
 //! own headers are compared as well.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "helpers of tests end them by a panic")]
-
-#[allow(dead_code, unreachable_pub, reason = "several tests share it, and each uses a part")]
-mod compiler;
 
 use std::fmt::Write as _;
 use std::mem::{align_of, offset_of, size_of};
 use std::path::{Path, PathBuf};
 
+use crate::compiler::{Language, compile, headers, include};
 use ascend_sys::bindings as b;
-use compiler::{Language, compile, headers, include};
 use quote::ToTokens;
 use syn::{ForeignItem, ImplItem, Item, ReturnType, Type};
 
