@@ -45,20 +45,23 @@ fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
     schedule(stream, pools, backends)
 }
 
-/// Steps over caches of INT8, with scales of channels and of tokens.
-fn steps_over_integers(stream: &Stream, pools: &mut Pools) -> Result<()> {
+/// Steps over a cache of INT8 with scales of channels.
+fn integers_scaled_by_channel(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let shape = CacheShape::new(LAYERS, 1, DIM);
-    let pad = PadPolicy::SkipNegative;
     let scales = [(); LAYERS].map(|()| ChannelScales::uniform(&shape, 0.1, 0.1).unwrap());
-    let of_channels = PagedKvCache::quantised(stream, BLOCKS, 128, shape, pad, &scales)?;
-    pools.push(of_channels.pool().clone());
-    let of_tokens = PagedKvCache::quantised_by_token(stream.device(), BLOCKS, 128, shape, pad)?;
-    pools.push(of_tokens.pool().clone());
-    for cache in [of_channels, of_tokens] {
-        let backends = Backends::none().with(QuantisedDecode).with(QuantisedPrefill);
-        schedule_over(stream, cache, backends)?;
-    }
-    Ok(())
+    over_integers(stream, pools, PagedKvCache::quantised(stream, BLOCKS, 128, shape, PadPolicy::SkipNegative, &scales)?)
+}
+
+/// Steps over a cache of INT8 with scales of tokens.
+fn integers_scaled_by_token(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let shape = CacheShape::new(LAYERS, 1, DIM);
+    let device = stream.device();
+    over_integers(stream, pools, PagedKvCache::quantised_by_token(device, BLOCKS, 128, shape, PadPolicy::SkipNegative)?)
+}
+
+fn over_integers(stream: &Stream, pools: &mut Pools, cache: PagedKvCache<bf16>) -> Result<()> {
+    pools.push(cache.pool().clone());
+    schedule_over(stream, cache, Backends::none().with(QuantisedDecode).with(QuantisedPrefill))
 }
 
 fn steps_of_several_calls(stream: &Stream, pools: &mut Pools) -> Result<()> {
@@ -546,7 +549,8 @@ macro_rules! tests {
 
 tests! {
     packed_steps: launching;
-    steps_over_integers: launching;
+    integers_scaled_by_channel: launching;
+    integers_scaled_by_token: launching;
     steps_by_several_backends: launching;
     steps_of_several_calls: launching;
     ranks: launching;
