@@ -7,7 +7,7 @@ mod pages;
 mod placed;
 
 pub(super) use ascend_testing::calls;
-use ascend_testing::lints;
+use ascend_testing::{alone::alone, lints};
 
 use crate::bench::*;
 use ascend_emu::abi::*;
