@@ -75,7 +75,8 @@ impl Search {
         for home in HOMES.iter().filter_map(|name| variable(name)) {
             self = self.folder(Path::new(&home).join("lib64"));
         }
-        // A folder that the variable names and that has no library is kept, so that an account of what was tried has it.
+        // A folder that the variable names and that has no library is kept, so that an account of what was tried has
+        // it.
         let named = variable(CUSTOM_OPP).unwrap_or_default();
         let named = env::split_paths(&named).filter(|package| !package.as_os_str().is_empty());
         let installed = variable(OPP).map(|opp| custom_packages(Path::new(&opp))).unwrap_or_default();

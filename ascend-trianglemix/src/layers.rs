@@ -21,8 +21,8 @@ pub struct TriangleLayers {
 impl TriangleLayers {
     /// Most layers of a model.
     pub const MAX_LAYERS: usize = CacheShape::MAX_LAYERS;
-    /// How many of the [first](Self::first) layers [`PresetSource::Guide`](crate::PresetSource::Guide) names for models of
-    /// 7B, by their size alone. No measurement: the paper leaves the middle out of the last 8 layers of Qwen2.5-7B.
+    /// How many of the [first](Self::first) layers [`PresetSource::Guide`](crate::PresetSource::Guide) names for models
+    /// of 7B, by their size alone. No measurement: the paper leaves the middle out of the last 8 layers of Qwen2.5-7B.
     pub const GUIDE_COUNT_7B: RangeInclusive<usize> = 6..=8;
     /// How many of the [first](Self::first) layers the same notes name for long contexts, with
     /// [`TriangleMix::GUIDE_LONG_CONTEXT`](ascend_attention::spec::geometry::TriangleMix::GUIDE_LONG_CONTEXT): no

@@ -78,8 +78,8 @@ impl Communicator {
         let order = self.handle.order();
         let _turn = lock(order);
         let api = self.device().context().bind()?;
-        // SAFETY: the communicator is alive, and no other call of it is made meanwhile; the list has as many ranks as its
-        // length says, and `raw` is a place for the result; HCCL reads list and settings in the call.
+        // SAFETY: the communicator is alive, and no other call of it is made meanwhile; the list has as many ranks as
+        // its length says, and `raw` is a place for the result; HCCL reads list and settings in the call.
         let result = unsafe {
             api.HcclCreateSubCommConfig()?(
                 &mut whole,

@@ -54,8 +54,9 @@ use super::limits::KeyLimits;
 /// # }
 /// ```
 ///
-/// A launch of a plan has the plan's lengths in every replay. Calls whose lengths vary from replay to replay are
-/// [`CapturedCall`]s, which [`attention`](Self::attention) plans and [`launch_into`](Self::launch_into) launches.
+/// A launch of a plan has the plan's lengths in every replay, unless the operator reads them in a tensor. Calls whose
+/// lengths vary from replay to replay are [`CapturedCall`]s, which [`attention`](Self::attention) plans and
+/// [`launch_into`](Self::launch_into) launches.
 ///
 /// While a thread captures, this crate refuses on it what cannot be part of a graph and would happen at once:
 /// waiting, allocating, copies from and to the host, launches on other streams ([`Error::Capturing`]). Do that

@@ -98,9 +98,9 @@ impl<B> Graph<B> {
         Update::new(&self.calls)
     }
 
-    /// Queues a replay with new lengths. An update that is borrowed is still there where the launch is refused, which can
-    /// be repeated then. Returns at once. The replay runs after what the stream has queued, and after
-    /// the graph's previous replay, on whatever stream that was.
+    /// Queues a replay with new lengths. An update that is borrowed is still there where the launch is refused, which
+    /// can be repeated then. Returns at once. The replay runs after what the stream has queued, and after the graph's
+    /// previous replay, on whatever stream that was.
     ///
     /// Since CANN 8.1.
     ///

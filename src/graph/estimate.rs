@@ -22,7 +22,7 @@ use crate::rules;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct CaptureEstimate {
-    /// Graphs, one for each size.
+    /// All graphs: the sizes, or where each layer has a graph, sizes times layers.
     pub graphs: usize,
     /// Launches in all of them whose lengths vary.
     pub varying: usize,

@@ -8,9 +8,10 @@
 //!   ([`Graph::buffers`]), so that none is dropped or replaced by another; it holds the memory of everything it
 //!   captured besides, masks and workspace included.
 //! - **Length arrays** are captured by value. A call captured by [`Capturing::attention`] therefore takes new lengths
-//!   for every replay, as an [`Update`], which a replay consumes: it cannot be forgotten, nor used twice. Only calls
-//!   of FusedInferAttentionScore do; plans, of any operator, that are launched on the [`Capturing`] keep their
-//!   lengths.
+//!   for every replay, as an [`Update`]: a replay without one does not compile, and one that was used up is refused
+//!   (`graph.update`). Only calls of FusedInferAttentionScore take one; plans, of any operator, that are launched on
+//!   the [`Capturing`] keep their lengths, but for numbers that the operator reads in tensors, such as those of
+//!   `DeltaSequences`.
 //! - **Workspace** is taken at the longest lengths, which the capture declares, and belongs to the graph. Longer
 //!   lengths, and calls that need more workspace than there is, are refused before anything is launched.
 //!

@@ -1,5 +1,5 @@
-//! Sequences of linear attention that are overwritten: plans and captured launches read the new numbers, and what a plan
-//! refuses is not written.
+//! Sequences of linear attention that are overwritten: plans and captured launches read the new numbers, and what a
+//! plan refuses is not written.
 
 use ascend_attention::causal_conv::{CausalConv1d, ConvSequence, ConvSequences};
 use ascend_attention::delta_rule::{DeltaSequences, DeltaStates, DeltaTensors};

@@ -62,7 +62,8 @@ fn messages_parts_large_buffers_and_captured_calls() {
         for _ in 0..3 {
             fine(unsafe { HcclBatchSendRecv(items.as_mut_ptr(), 2, comm, stream) });
         }
-        // Beside the stream with collectives, another one has messages between ranks that are no neighbours of the ring.
+        // Beside the stream with collectives, another one has messages between ranks that are no neighbours of the
+        // ring.
         let (beside, aside) = (bench::stream(), Memory { at: upload(&[rank as i32; 9]) });
         let int = HcclDataType::HCCL_DATA_TYPE_INT32;
         let partner = 5 - rank.clamp(1, 4);

@@ -363,8 +363,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     if [replayed_steps, shared_prefixes, accepted_drafts, rejected_drafts, preemptions].contains(&0) {
         return Err("a schedule that leaves something out".into());
     }
-    // The graphs record the calls of steps without them: RecurrentGatedDeltaRule and CausalConv1d read other numbers from
-    // the same tensors, and attention is by the same backend.
+    // The graphs record the calls of steps without them: RecurrentGatedDeltaRule and CausalConv1d read other numbers
+    // from the same tensors, and attention is by the same backend.
     let is_same = engine.logits == plain.logits;
     println!("{replayed_steps} of {steps} steps replayed from graphs; the same bits as without: {is_same}");
     if !is_same {

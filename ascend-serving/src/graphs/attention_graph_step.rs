@@ -252,8 +252,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the graph
     /// and is not in its own place, or of linear attention for rows that the convolution of another layer has
     /// overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for inputs of linear attention with gaps, unlike
-    /// [`Step::forward`](crate::Step::forward); as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from) and
-    /// [`AttentionGraphStep::launch`].
+    /// [`Step::forward`](crate::Step::forward); as for [`AnyTensor::copy_from`](ascend_attention::AnyTensor::copy_from)
+    /// and [`AttentionGraphStep::launch`].
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         match inputs.into() {
             AnyLayerInputs::Attention(inputs) => self.forward_attention(layer, &inputs),

@@ -51,8 +51,8 @@ impl<B> GraphPool<B> {
     /// # Errors
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) without sizes, for more sizes than [`CaptureEstimate::STREAMS`], or
     /// for one of 0 or more than [`MAX_TOKENS`](AttentionMetadata::MAX_TOKENS);
-    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if all graphs take more than [`CaptureEstimate::STREAMS`], where
-    /// those that are not captured yet have as few launches as any so far; as for [`Graph::capture`].
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take more than [`CaptureEstimate::STREAMS`], each
+    /// one that is not captured yet counted with the fewest launches so far; as for [`Graph::capture`].
     pub fn capture(
         device: &Device,
         sizes: &[usize],

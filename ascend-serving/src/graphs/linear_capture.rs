@@ -90,10 +90,11 @@ impl LinearCapture {
         self
     }
 
-    /// Sets the weights `[width, channels]` (those of PyTorch's modules transposed) of the convolution of each layer of linear attention, in the order in which
-    /// [`Attention::of_hybrid`](crate::Attention::of_hybrid) names the layers, and the bias `[channels]` of those that
-    /// have one: of all layers or of none. The graphs read them where they are: to change them, copy other numbers into
-    /// the tensors. At most one layer more than [`CacheShape::MAX_LAYERS`] is kept: no model has more.
+    /// Sets the weights `[width, channels]` (those of PyTorch's modules transposed) of the convolution of each layer of
+    /// linear attention, in the order in which [`Attention::of_hybrid`](crate::Attention::of_hybrid) names the layers,
+    /// and the bias `[channels]` of those that have one: of all layers or of none. The graphs read them where they are:
+    /// to change them, copy other numbers into the tensors. At most one layer more than [`CacheShape::MAX_LAYERS`] is
+    /// kept: no model has more.
     pub fn convolutions<E: Element>(
         mut self,
         layers: impl IntoIterator<Item = (Tensor<E>, Option<Tensor<E>>)>,

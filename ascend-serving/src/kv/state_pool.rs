@@ -166,10 +166,10 @@ impl StatePool {
         self.none.free_slots()
     }
 
-    /// Looks for a fault in the slots of these sequences, as an [`Audit`](super::Audit) does in blocks: a slot is free or
-    /// held, and no two states write one. Returns how many slots others hold: 0 where these are all sequences of the pool,
-    /// with those that a [`PrefixCache`](crate::PrefixCache) keeps, and no step is in progress, so that held and free
-    /// slots are those of the pool.
+    /// Looks for a fault in the slots of these sequences, as an [`Audit`](super::Audit) does in blocks: a slot is free
+    /// or held, and no two states write one. Returns how many slots others hold: 0 where these are all sequences of the
+    /// pool, with those that a [`PrefixCache`](crate::PrefixCache) keeps, and no step is in progress, so that held and
+    /// free slots are those of the pool.
     ///
     /// # Errors
     /// [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) for a sequence without a state,

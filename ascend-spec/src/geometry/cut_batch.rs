@@ -4,12 +4,12 @@ use super::SparseMode;
 use super::sparsity::{Lengths, Sparsity};
 use std::ops::Range;
 
-/// Packed causal sequences whose rows are divided between two cards: the first one has the rows in front of the cut, the
-/// second one the others. At most one sequence has rows on both.
+/// Packed causal sequences whose rows are divided between two cards: the first one has the rows in front of the cut,
+/// the second one the others. At most one sequence has rows on both.
 ///
 /// Each card computes its rows in sparse mode 7 or 8 of FlashAttentionScore's packed form, over all keys of its
-/// sequences, and of the one that is cut over those that it is asked for: all of them, or in a ring the keys that are on
-/// the card, and then those that another one passes on.
+/// sequences, and of the one that is cut over those that it is asked for: all of them, or in a ring the keys that are
+/// on the card, and then those that another one passes on.
 ///
 /// ```
 /// use ascend_spec::{SparseMode, geometry::CutBatch};
@@ -268,8 +268,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any sequences cut in front of any row, in both modes: the two cards see what the whole call sees, with all keys
-        /// in one call, and the rest of the cut sequence also by its keys in two calls.
+        /// Any sequences cut in front of any row, in both modes: the two cards see what the whole call sees, with all
+        /// keys in one call, and the rest of the cut sequence also by its keys in two calls.
         #[test]
         fn two_cards_see_what_one_sees(
             sequences in prop::collection::vec((0usize..6, 0usize..4), 1..5), row in 1usize..20, keys in 0usize..9,

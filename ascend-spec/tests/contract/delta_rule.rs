@@ -1,5 +1,5 @@
-//! The contracts of RecurrentGatedDeltaRule and ChunkGatedDeltaRule: a call for every rule, what is taken, and where the
-//! numbers on the device lead.
+//! The contracts of RecurrentGatedDeltaRule and ChunkGatedDeltaRule: a call for every rule, what is taken, and where
+//! the numbers on the device lead.
 
 use crate::described::of;
 use ascend_spec::Cann::{V8_1, V8_5, V9_0, V9_1, V9_2};

@@ -15,8 +15,8 @@ pub(crate) fn numbers(shape: &[i64]) -> Option<TensorDesc> {
     of(DType::Int32, shape)
 }
 
-/// Breaks the rules of numbers that are known to who uploads them, by ends of two sequences of 5 rows and 70 keys: query
-/// rows of no sequence, rows without keys, and what leads outside of the tensors. Returns their ids.
+/// Breaks the rules of numbers that are known to who uploads them, by ends of two sequences of 5 rows and 70 keys:
+/// query rows of no sequence, rows without keys, and what leads outside of the tensors. Returns their ids.
 pub(crate) fn broken_by_numbers(sequences: &SparseSequences, rules: [&'static Rule; 3]) -> [&'static str; 3] {
     let [left_out, without_keys, contents] = rules;
     let unusual = |queries: [i64; 2], keys: [i64; 2]| {

@@ -120,8 +120,8 @@ impl FlashMask {
         Ok(mask.window(pre_tokens, next_tokens))
     }
 
-    /// The mask of one card of packed sequences that are divided between two, whose lengths the call has too: sparse mode
-    /// 7 or 8. [`CutBatch`](super::CutBatch) makes both of the whole call's lengths.
+    /// The mask of one card of packed sequences that are divided between two, whose lengths the call has too: sparse
+    /// mode 7 or 8. [`CutBatch`](super::CutBatch) makes both of the whole call's lengths.
     ///
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload).

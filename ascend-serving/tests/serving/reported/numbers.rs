@@ -104,8 +104,8 @@ fn log_sum_exps_of_two_bases() {
     assert_abs_diff_eq!(merged.softmax_lse.0[0], 16f64.ln(), epsilon = 1e-12);
 }
 
-/// 5487, 12610: a request's result depends on what else is in the batch. Without deterministic operators nobody promises
-/// otherwise, and the crate says so; a call for each request gives the same bits again and again.
+/// 5487, 12610: a request's result depends on what else is in the batch. Without deterministic operators nobody
+/// promises otherwise, and the crate says so; a call for each request gives the same bits again and again.
 #[test]
 fn results_that_depend_on_the_batch() {
     let stream = harness::stream();

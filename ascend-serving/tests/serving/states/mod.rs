@@ -1,9 +1,9 @@
 //! The exact operator parameters of each kind of step, as a function table records them that stands before the
 //! emulation.
 //!
-//! `steps` has the states of a serving step, `latent` those of multi-head latent attention and of the backends that layers
-//! prefer, `calls` the kinds of attention that engines call for beside steps: vision towers, quantised caches, heads of
-//! 512, products without the operator.
+//! `steps` has the states of a serving step, `latent` those of multi-head latent attention and of the backends that
+//! layers prefer, `calls` the kinds of attention that engines call for beside steps: vision towers, quantised caches,
+//! heads of 512, products without the operator.
 
 #![cfg(feature = "emulation")]
 
