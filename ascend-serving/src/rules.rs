@@ -165,8 +165,8 @@ ascend_attention::spec::library_rules! {
     DRAFT_INPUTS = "draft.inputs",
         "trees over a cache of latents are verified with absorbed queries and rotary parts, others without; none with "
         "a mask or sinks of the layer's own",
-        "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed` exactly where the cache has latents, and "
-        "leave masks and sinks out";
+        "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed` exactly where the cache has latents; of "
+        "layers with masks or sinks of their own verify a chain of drafts (`BatchRequest::drafts`) in a step";
     DRAFT_PROBABILITY = "draft.probability",
         "drafts are accepted by distributions: numbers of at least 0 with a sum of 1, from which a draft can be "
         "drawn",
@@ -324,7 +324,8 @@ ascend_attention::spec::library_rules! {
          `Backends::with`";
     BACKEND_NAME = "backend.name",
         "layers prefer a registered backend",
-        "register the backend by `with` before it is preferred";
+        "name one that is registered for these steps: in their flag or list of `for_steps`, where they have one, and "
+        "otherwise by `with`, before it is preferred";
     BACKEND_DETERMINISTIC = "backend.deterministic",
         "deterministic attention is computed by backends whose rows' bits do not depend on the batch \
          (`AttentionBackend::is_batch_invariant`)",

@@ -48,7 +48,7 @@ impl<T: Element> FromStr for Backends<T> {
 ///
 /// | steps | flags, the first that is given |
 /// |---|---|
-/// | every request adds one token ([`DecodeOnly`](AttentionState::DecodeOnly)) | `decode`, `all` |
+/// | every request adds one token, not all of them their first ([`DecodeOnly`](AttentionState::DecodeOnly)) | `decode`, `all` |
 /// | drafts are verified ([`SpecDecoding`](AttentionState::SpecDecoding)) | `verify`, `prefill`, `all` |
 /// | others | `prefill`, `all` |
 /// | no flag | [`Backends::standard`] |
@@ -78,7 +78,7 @@ pub struct BackendFlags<'a> {
     pub all: Option<&'a str>,
     /// For prompts, whole or in chunks, and mixed steps: `--prefill-attention-backend`.
     pub prefill: Option<&'a str>,
-    /// For steps in which every request adds one token: `--decode-attention-backend`.
+    /// For steps in which every request adds one token, not all of them their first: `--decode-attention-backend`.
     pub decode: Option<&'a str>,
     /// For steps that verify drafts.
     pub verify: Option<&'a str>,

@@ -41,7 +41,7 @@ pub(super) fn program<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'
     let takes = metadata.state() == AttentionState::DecodeOnly
         && causality == Causality::Causal
         && first.learnable_sink.is_none();
-    let allowed = "one token a request, causal, without window and sinks";
+    let allowed = "DecodeOnly (one token a request, cached ones in front), causal, without window and sinks";
     let fix = rules::BACKEND_DECODE.fix;
     check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
     let lengths = metadata.kv_lengths().clone();

@@ -13,7 +13,7 @@ pub enum AttentionState {
     PrefillNoCache,
     /// Some keys are cached already, and prompts are computed whole.
     PrefillCacheHit,
-    /// Every request adds one token, in an engine without drafts.
+    /// Every request adds one token, not all of them their first, in an engine without drafts.
     DecodeOnly,
     /// Prompts in parts, mixed with decoding.
     ChunkedPrefill,

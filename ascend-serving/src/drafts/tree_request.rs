@@ -86,8 +86,12 @@ impl TreeLengths {
     }
 }
 
+/// How to verify drafts of layers that see less than all cached tokens, or have sinks.
+pub(super) const CHAIN_FIX: &str = "verify a chain of drafts (`BatchRequest::drafts`) in a step of these layers";
+
 impl TreeRequest<'_> {
-    /// Refuses a sequence that does not have the tokens which the request says, in this cache.
+    /// Refuses a sequence that does not have the tokens which the request says, in this cache, or whose layers do not
+    /// see them all.
     fn check(&self, index: usize, cache: &CacheEntry, is_latent: bool) -> Result<(), Violation> {
         let Self { sequence, cached, tree } = *self;
         sequence.check_groups(1).map_err(|mut why| {
@@ -99,13 +103,21 @@ impl TreeRequest<'_> {
             format_args!("a sequence for request {index}"),
             "bring sequences of the pool of the verified cache",
         )?;
+        if let Some(causality) = sequence.hiding() {
+            return Err(Violation::new(
+                &rules::STEP_CAUSALITY,
+                format_args!("a tree of request {index}, whose layers see {causality:?}"),
+                "layers that see all cached tokens, as every node does",
+                CHAIN_FIX,
+            ));
+        }
         let given_back = sequence.given_back();
         if given_back > 0 {
             return Err(Violation::new(
                 &rules::BLOCK_WINDOW,
                 format_args!("request {index}, whose first {given_back} tokens were given back"),
                 "sequences that hold all their tokens, since every node sees them",
-                "keep a sequence of its own for layers that see more than a window",
+                CHAIN_FIX,
             ));
         }
         if let Some(block) = sequence.uncopied_in(cache) {
@@ -193,7 +205,7 @@ pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation
 ///
 /// # Errors
 /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS),
-/// [`BLOCK_POOL`](crate::rules::BLOCK_POOL), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
+/// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY), [`BLOCK_POOL`](crate::rules::BLOCK_POOL), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
 /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED),
 /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
 /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE); as for [`StepProgress::begin`].

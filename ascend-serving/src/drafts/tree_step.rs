@@ -15,7 +15,7 @@ use crate::rules;
 
 use super::DraftTree;
 use super::node_writes::{NodeSlots, NodeWrites};
-use super::tree_request::{TreeForm, TreeLengths, TreeRequest, begin_trees, check_nodes};
+use super::tree_request::{CHAIN_FIX, TreeForm, TreeLengths, TreeRequest, begin_trees, check_nodes};
 use super::tree_verification::{
     NodeAndContextCalls, NodeRows, TreeTensors, TreeVerification, tree_mask, with_fewest_calls,
 };
@@ -353,8 +353,7 @@ fn check_inputs<'i, T: Element>(
         &rules::DRAFT_INPUTS,
         format_args!("{own} in layer {layer}"),
         "the masks of the trees, without sinks",
-        "leave masks and sinks out: the trees of the step are its masks; where layers have sinks, verify a chain of \
-         drafts (`BatchRequest::drafts`) in a step",
+        CHAIN_FIX,
     ))
 }
 

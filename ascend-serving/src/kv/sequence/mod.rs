@@ -94,6 +94,11 @@ impl Sequence {
         self
     }
 
+    /// What the layers see, where that may hide cached tokens.
+    pub(crate) fn hiding(&self) -> Option<Causality> {
+        self.causality
+    }
+
     /// Adds sequences of the same tokens in the caches of other groups of layers.
     pub(crate) fn beside(mut self, others: impl Iterator<Item = Self>) -> Self {
         self.others.extend(others);

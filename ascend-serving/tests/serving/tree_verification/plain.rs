@@ -7,12 +7,13 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Tensor, f16};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionShape, Causality, CustomMask, DraftTree, Error, GraphLimits, LatentForm, LatentTensors, LayerInputs,
-    TreeGraphs, TreeRequest, TreeVerification, rules,
+    Attention, AttentionShape, Backends, Causality, CustomMask, DraftTree, Error, GraphLimits, LatentForm,
+    LatentTensors, LayerGroup, LayerInputs, TreeGraphs, TreeRequest, TreeVerification, rules,
 };
 use harness::reference::Logical;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError};
+use std::num::NonZeroUsize;
 
 const DIM: usize = 64;
 
@@ -208,6 +209,36 @@ fn trees_that_do_not_fit_are_refused() {
     assert!(why.breaks(&rules::ARGUMENT_VALUE), "{why}");
     let why = step.end().unwrap_err();
     assert!(why.breaks(&rules::STEP_LAYERS_MISSING), "{why}");
+}
+
+/// Every node sees all cached tokens: layers that hide some are refused, also where none is hidden yet.
+#[test]
+fn trees_of_layers_that_hide_tokens_are_refused() {
+    let stream = harness::stream();
+    let shape = AttentionShape::new(1, 1, DIM);
+    for causality in
+        [Causality::Window(NonZeroUsize::new(16).unwrap()), Causality::Chunk(NonZeroUsize::new(128).unwrap())]
+    {
+        let cache = CacheShape::new(1, 1, DIM);
+        let cache = PagedKvCache::<f16>::new(stream.device(), 6, 128, cache, PadPolicy::SkipNegative).unwrap();
+        let group = LayerGroup::new([0], causality, shape, cache, Backends::standard(stream.device()));
+        let mut model = Attention::of_groups(1, [group]).unwrap();
+        let mut sequence = model.sequence();
+        model.grow(&stream, &mut sequence, 8).unwrap();
+        model.mark_computed(&sequence, 8).unwrap();
+        let tree = DraftTree::chain(2).unwrap();
+        let request = TreeRequest { sequence: &sequence, cached: 8, tree: &tree };
+        let verification = TreeVerification::new(shape);
+        let limits = GraphLimits::new([1], 200).tokens_each(3);
+        let mut graphs = verification.capture(&stream, model.cache(), &limits).unwrap();
+        for begun in [
+            verification.begin(&stream, model.cache(), &[request]).map(drop),
+            graphs.begin(&stream, &[request]).map(drop),
+        ] {
+            let why = begun.unwrap_err();
+            assert!(why.breaks(&rules::STEP_CAUSALITY), "{why}");
+        }
+    }
 }
 
 #[test]

@@ -319,8 +319,8 @@ fn missing_tokens(whose: &dyn fmt::Display, progress: &Progress, cached: usize, 
             "compute all tokens that the sequence grew by in one step, and grow once for each step; a step that failed \
              or was dropped before its first layer has computed none, so begin it again; tokens that are not wanted: \
              truncate the sequence to the computed ones, to 0 where blocks were given back; tokens that something else \
-             really wrote, such as a copy from another cache: name them by `mark_computed` of `Attention` or \
-             `PagedKvCache`, otherwise attention reads what the blocks held before",
+             really wrote, such as a copy from another cache: name them by `mark_computed` of what begins \
+             the steps or of the `PagedKvCache`, otherwise attention reads what the blocks held before",
         ),
     }
 }
