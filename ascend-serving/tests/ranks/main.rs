@@ -129,7 +129,7 @@ fn schedule<T: Half>(rank: Communicator, case: &Case) -> Result<(), String> {
                 wrong.names(step.forward(0, (query, key, value)).unwrap_err());
             }
             let outputs: Vec<Tensor<T>> = (inputs.iter().enumerate())
-                .map(|(layer, [query, key, value])| step.forward(layer, (query, key, value)).unwrap())
+                .map(|(layer, [query, key, value])| step.forward(layer, (query, key, value)).unwrap().clone())
                 .collect();
             step.end().unwrap();
             outputs.iter().map(|output| output.download(&stream).unwrap()).collect()
