@@ -317,9 +317,9 @@ impl<T: Element> ContextStep<'_, T> {
     /// another layer than the next, [`BACKEND_LATENT`](crate::rules::BACKEND_LATENT) for inputs of another kind than
     /// the cache's, [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a mask or sinks,
     /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator; as for [`CacheWrite::plan`],
-    /// and as for planning the calls and the merge; of replays [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an
-    /// input in memory of the graph: nothing was exchanged then, and the layer can be repeated. The others wait for it
-    /// meanwhile, unless the error is a [`RANKS_BATCH`](crate::rules::RANKS_BATCH), which they get too.
+    /// and as for planning the calls and the merge; of replays [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for
+    /// an input in memory of the graph: nothing was exchanged then, and the layer can be repeated. The others wait for
+    /// it meanwhile, unless the error is a [`RANKS_BATCH`](crate::rules::RANKS_BATCH), which they get too.
     /// [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let inputs = inputs.into();

@@ -55,10 +55,12 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         let mut refused = |graphs: &mut ascend_serving::ContextGraphs<bf16>, requests: &[BatchRequest<'_>], rule| {
             let refused = graphs.begin(&mut attention, &stream, requests).map(drop).unwrap_err();
             assert!(refused.breaks(rule), "{refused}");
+            refused.to_string()
         };
         refused(&mut short, &[request], &rules::GRAPH_LENGTHS);
         refused(&mut graphs, &[request; 3], &rules::GRAPH_SIZE);
-        refused(&mut graphs, &[BatchRequest::of(&sequence, 2)], &rules::GRAPH_SIZE);
+        let several = refused(&mut graphs, &[BatchRequest::of(&sequence, 2)], &rules::GRAPH_SIZE);
+        assert!(several.contains("`ContextAttention::begin`, on every rank"), "{several}");
         refused(&mut graphs, &[], &rules::BATCH_EMPTY);
         // One rank replays what the other computes, with padding or without.
         let (query, key) = (ones(&stream, 1, 2), ones(&stream, 1, 1));

@@ -389,7 +389,7 @@ fn a_step_that_another_rank_has_left_does_not_count() {
             let (rows, heads) = if by_rows { (20, 4) } else { (40, 2) };
             let (query, key) = (ones(&stream, rows, heads), ones(&stream, rows, 1));
             let layers = if leaves { 1 } else { LAYERS };
-            (0..layers).for_each(|layer| drop(step.forward(layer, (&query, &key, &key)).unwrap()));
+            (0..layers).for_each(|layer| step.forward(layer, (&query, &key, &key)).map(drop).unwrap());
             queued.wait();
             if leaves {
                 drop(step);
