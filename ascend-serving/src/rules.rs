@@ -2,6 +2,8 @@
 //! of the crate below are here as well; the contract ([`spec`](ascend_attention::spec)) has the conditions of single
 //! operator calls.
 
+use std::fmt;
+
 use ascend_attention::Violation;
 use ascend_attention::spec::Rule;
 
@@ -396,6 +398,17 @@ pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
 #[cold]
 pub(crate) fn no_requests() -> Violation {
     Violation::new(&BATCH_EMPTY, "0 requests", "1 or more", "skip the step")
+}
+
+/// The refusal of a launch that is repeated in its step behind a failed one, which may have written some of its keys.
+#[cold]
+pub(crate) fn launch_failed(what: impl fmt::Display) -> Violation {
+    Violation::new(
+        &STEP_LAYER_REPEATED,
+        format_args!("{what}, whose launch failed in this step"),
+        "a step that is begun again",
+        STEP_LAYERS_MISSING.fix,
+    )
 }
 
 /// Reserves memory for `more` elements that are about to be written; refuses more than the host has memory for.

@@ -103,7 +103,7 @@ fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<Ran
         };
         sent_bytes = current.sent_bytes();
         current.mark_parts();
-        let attended = current.forward(0, (&query, &key, &value))?;
+        let attended = current.forward(0, (&query, &key, &value))?.clone();
         stream.synchronize()?;
         let mut parts = [Duration::ZERO; PARTS.len()];
         for pair in current.marks().windows(2) {

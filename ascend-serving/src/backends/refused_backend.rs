@@ -136,9 +136,7 @@ pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Erro
     let reasons = by_reason.iter();
     let reasons = reasons.map(|(names, reason)| format!("{}: {reason}", names.join(", ")));
     let mut reasons: Vec<String> = match refused {
-        [] => {
-            vec!["there is none: add some with `Backends::none().with(Backend::Fused)`".to_owned()]
-        }
+        [] => vec!["there is none: `Backends::standard(&device)` has those of the device".to_owned()],
         _ => reasons.collect(),
     };
     if !others.is_empty() {

@@ -107,9 +107,11 @@ impl TreeVerification {
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of other heads, for a scale that is not above 0 or
-    /// not finite, and for sinks, which no verification has; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the
-    /// graphs take too many streams; [`Error::NoBackend`] with the reasons where latents have no call in either form;
-    /// as for [`Graph::capture`](ascend_attention::Graph::capture).
+    /// not finite, and for sinks and [drafting](GraphLimits::drafting), which no verification of trees takes;
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for layers of linear attention;
+    /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams; [`Error::NoBackend`] with
+    /// the reasons where latents have no call in either form; as for
+    /// [`Graph::capture`](ascend_attention::Graph::capture).
     pub fn capture<T: Element>(
         &self,
         stream: &Stream,
@@ -118,21 +120,14 @@ impl TreeVerification {
     ) -> Result<TreeGraphs<T>> {
         self.check_cache(cache)?;
         cache.admits(stream)?;
-        limits.check()?;
-        limits.check_not_linear()?;
-        check_nodes(limits.each.0, cache.shape().is_latent())?;
-        if !limits.learnable_sinks.is_empty() {
-            return Err(Error::invalid(
-                "learnable_sinks",
-                format_args!("sinks of {} layers", limits.learnable_sinks.len()),
-                "none: trees are verified without",
-            )
-            .fix(
-                "leave the sinks out, or verify a chain of drafts (`BatchRequest::drafts`) in a step, whose layers \
-                 may have sinks",
-            ));
-        }
+        limits.check_of_other_layers(
+            "verify a chain of drafts (`BatchRequest::drafts`) in a step, whose layers may have sinks; for a model \
+             without sinks leave `GraphLimits::learnable_sinks` out",
+        )?;
         let is_latent = cache.shape().is_latent();
+        check_nodes(limits.each.0, is_latent).map_err(|many| {
+            Error::from(many).fix("give `GraphLimits::tokens_each` at most as many, and draft no larger trees")
+        })?;
         let captured = |form| self.capture_form(stream, cache, limits, form);
         let (graphs, refused) = with_fewest_calls(stream.device(), is_latent, captured)?;
         Ok(TreeGraphs { refused, ..graphs })

@@ -424,7 +424,7 @@ fn check_sinks(stream: &Stream, groups: usize, places: &[LayerPlace], limits: &G
             format_args!("sinks of {} layers", sinks.len()),
             format_args!("of all {} layers, or of none", places.len()),
         )
-        .fix("divide the layers into groups with sinks and without"));
+        .fix("give one entry for each layer of the model, `None` for layers without sinks"));
     }
     for sink in sinks.iter().flatten() {
         sink.check_device("learnable_sinks", stream.device())?;

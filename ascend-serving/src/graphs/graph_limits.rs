@@ -4,6 +4,7 @@ use ascend_attention::graph::CaptureEstimate;
 use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
 use crate::batch::Drafting;
+use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
 
@@ -96,8 +97,38 @@ impl GraphLimits {
             None => Ok(()),
             Some(_) => {
                 let given = "layers of linear attention in limits of graphs that have none";
-                Err(rules::GRAPH_INPUTS.broken(given, "limits without `GraphLimits::linear`"))
+                Err(Violation::new(
+                    &rules::GRAPH_INPUTS,
+                    given,
+                    "limits without such layers",
+                    "leave `GraphLimits::linear` out: only an `Attention::of_hybrid` captures such layers",
+                ))
             }
+        }
+    }
+
+    /// Refuses limits as [`check`](Self::check) does, and what only the layers of an
+    /// [`Attention`](crate::Attention) have, where other layers are captured: linear attention, a choice of backends,
+    /// and sinks.
+    pub(crate) fn check_of_other_layers(&self, sinks_fix: &'static str) -> Result<()> {
+        self.check()?;
+        self.check_not_linear()?;
+        if let Some(drafting) = self.drafting {
+            return Err(Error::invalid(
+                "drafting",
+                format_args!("{drafting:?}"),
+                "none: these graphs have no backends to choose among",
+            )
+            .fix("leave `GraphLimits::drafting` out: `GraphLimits::tokens_each` says how many tokens are verified"));
+        }
+        match self.learnable_sinks.iter().flatten().count() {
+            0 => Ok(()),
+            sinks => Err(Error::invalid(
+                "learnable_sinks",
+                format_args!("sinks of {sinks} layers"),
+                "none: these layers have no sinks",
+            )
+            .fix(sinks_fix)),
         }
     }
 

@@ -339,9 +339,7 @@ impl<'a, B> Replays<'a, B> {
         self.check(layer)?;
         let update = &mut self.updates[layer];
         let Some(lengths) = &*update else {
-            return Err(rules::STEP_LAYER_REPEATED
-                .broken(format_args!("layer {layer}, whose launch failed in this step"), "a step that is begun again")
-                .into());
+            return Err(rules::launch_failed(format_args!("layer {layer}")).into());
         };
         let launched = self.graphs[layer].launch(self.stream, lengths).map_err(Error::from);
         if !launched.as_ref().is_err_and(Error::is_refusal) {

@@ -134,14 +134,15 @@ impl<T: Element> LinearBuffers<T> {
         let states = pool.layer(0)?;
         let planned = RecurrentGatedDeltaRule::new(shape.scale).plan(&sequences, (tensors.delta(), states));
         let plan = planned.map_err(|why| {
-            match Error::from(why) {
-            Error::Violation(small) if small.rule.id == "recurrent_delta.pool" => Error::Violation(small).fix(format_args!(
-                "give the `StatePool` at least {rows} slots, as many as the largest size has rows, or leave out the \
-                 sizes with more than {} rows",
-                pool.slots()
-            )),
-            other => other,
-        }
+            let why = Error::from(why);
+            match &why {
+                Error::Violation(small) if small.rule.id == "recurrent_delta.pool" => why.fix(format_args!(
+                    "give the `StatePool` at least {rows} slots, as many as the largest size has rows, or leave out \
+                     the sizes with more than {} rows",
+                    pool.slots()
+                )),
+                _ => why,
+            }
         })?;
         let convolution = match (shape.convolution, capture.convolutions.first()) {
             (Some(convolution), Some(first)) => {

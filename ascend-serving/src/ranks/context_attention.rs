@@ -132,13 +132,13 @@ impl<T: Element> ContextAttention<T> {
     /// # Errors
     /// [`RANKS_PARTS`](crate::rules::RANKS_PARTS), [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) as for
     /// [`ContextParallel::new`]; [`RANKS_DEVICE`](crate::rules::RANKS_DEVICE) for a cache on another device than the
-    /// communicator's; [`BACKEND_QUANTISED`](crate::rules::BACKEND_QUANTISED) for a quantised cache;
+    /// communicator's; [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for heads that are not those of the cache, as for
     /// [`AttentionShape::check`]; [`POOL_SIZE`](crate::rules::POOL_SIZE) for more tokens than slots are counted.
     pub fn new(communicator: Communicator, shape: AttentionShape, cache: PagedKvCache<T>, run: usize) -> Result<Self> {
         if cache.is_quantised() {
             return Err(Violation::new(
-                &rules::BACKEND_QUANTISED,
+                &rules::CACHE_QUANTISED,
                 "a quantised cache for divided contexts",
                 format_args!("a cache of {}", T::DTYPE),
                 "make the cache by `PagedKvCache::new`",
@@ -445,7 +445,8 @@ pub(super) fn rows_of_layer(rows: usize, fixes: [&'static str; 2]) -> StepRows {
 }
 
 /// How to bring the rows and heads of a layer whose heads are divided.
-pub(super) const HEADS_FIXES: [&str; 2] = [rules::STEP_TOKENS.fix, STEP_HEADS_FIX];
+pub(super) const HEADS_FIXES: [&str; 2] =
+    ["bring a row for each new token of the step's requests, in their order", STEP_HEADS_FIX];
 
 /// A step that was checked and begun.
 pub(super) struct PreparedStep<'a> {

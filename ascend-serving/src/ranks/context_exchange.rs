@@ -61,9 +61,9 @@ pub(super) struct ContextExchange<T: Element> {
     scatter: RowOrder,
     /// The results by the rank that they go to, `[ranks, tokens, N, D]`.
     sent: Output<T>,
-    /// In graphs, where rows without keys are not known: `sent`, and behind it a place for each row that is kept from
-    /// it; and results of rows without keys, of the shape of those that are sent.
-    kept: Option<[Output<T>; 2]>,
+    /// In graphs, where rows without keys are not known: `sent`, and behind it a place for each row that is withheld
+    /// from it; and results of rows without keys, of the shape of those that are sent.
+    withheld: Option<[Output<T>; 2]>,
     /// The results of the rank's own heads, by the rank that they come from.
     received: Output<T>,
     /// The call of the new tokens among themselves, of the rank's own heads.
@@ -176,7 +176,7 @@ impl<T: Element> ContextExchange<T> {
         let sizes = [size, tokens * kv_heads];
         let local = output(device, [tokens, heads * size, value_dim])?;
         let by_rank = |rows: usize| output(device, [rows, heads, value_dim]);
-        let (kept, sent, received) = match size {
+        let (withheld, sent, received) = match size {
             1 => (None, local.clone(), local.clone()),
             _ if in_graph => {
                 let (both, mut none) = (by_rank(2 * size * tokens)?, by_rank(size * tokens)?);
@@ -188,15 +188,15 @@ impl<T: Element> ContextExchange<T> {
             }
             _ => (None, by_rank(size * tokens)?, by_rank(size * tokens)?),
         };
-        let to = kept.as_ref().map_or(&sent, |[both, _]| both);
-        let scatter = RowOrder::of_outputs(stream, [sizes[1], sizes[0]], &local, (to, kept.is_some()))?;
+        let to = withheld.as_ref().map_or(&sent, |[both, _]| both);
+        let scatter = RowOrder::of_outputs(stream, [sizes[1], sizes[0]], &local, (to, withheld.is_some()))?;
         let merge = {
             let own = parts_of_ranks(&received, size, tokens)?;
             MergeState::new(Layout::Tnd).rows(rows).plan(&parts(&own, new.as_ref())?)?
         };
         let merged_lse = Tensor::empty(device, [tokens, heads, 1])?;
         let call = None;
-        Ok(Self { size, query, query_rope, call, local, scatter, sent, kept, received, new, merge, merged_lse })
+        Ok(Self { size, query, query_rope, call, local, scatter, sent, withheld, received, new, merge, merged_lse })
     }
 
     /// The queries as the rank's call reads them.
@@ -210,12 +210,12 @@ impl<T: Element> ContextExchange<T> {
     }
 
     /// Lets the next replays send the rows of those requests alone that have keys here; `lengths` has the keys of each.
-    pub(super) fn keep(&self, stream: &Stream, lengths: &[usize]) -> Result<()> {
+    pub(super) fn withhold(&self, stream: &Stream, lengths: &[usize]) -> Result<()> {
         let rows = self.local.attention.shape().first().copied().unwrap_or(0).max(1);
-        match self.kept {
+        match self.withheld {
             None => Ok(()),
             // A row of each key head belongs to a request.
-            Some(_) => self.scatter.keep(stream, |row, outer| lengths.get(row / (outer / rows).max(1)) == Some(&0)),
+            Some(_) => self.scatter.withhold(stream, |row, outer| lengths.get(row / (outer / rows).max(1)) == Some(&0)),
         }
     }
 
@@ -276,7 +276,7 @@ impl<T: Element> ContextExchange<T> {
         let attends = attend.is_some();
         if let Some(attend) = attend {
             attend(Queries { query: &query, rope: rope.as_ref() }, &mut self.local.clone())?;
-            match &self.kept {
+            match &self.withheld {
                 None => self.scatter.move_outputs(queue, &self.local, &self.sent)?,
                 Some([both, none]) => {
                     // What an earlier replay has left there may be no number.

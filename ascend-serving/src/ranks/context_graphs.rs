@@ -31,7 +31,7 @@ use super::paged_rows::Queries;
 /// refused, or when they are dropped: drop them with the rank, since the calls of the others fail only then.
 ///
 /// A graph has the call over the rank's keys with lengths that vary, and the same merge in every step: rows for which a
-/// rank has no keys, which vary too, are kept from what it sends, and weigh nothing there.
+/// rank has no keys, which vary too, are withheld from what it sends, and weigh nothing there.
 pub struct ContextGraphs<T: Element> {
     graphs: GraphPool<ContextBuffers<T>>,
     /// Most keys of a request, on all ranks together.
@@ -137,9 +137,13 @@ impl<T: Element> ContextGraphs<T> {
         requests: &[BatchRequest<'_>],
     ) -> Result<ContextStep<'a, T>> {
         if !Arc::ptr_eq(&self.entry, attention.entry()) {
-            return Err(rules::SETTINGS_CACHE
-                .broken(format_args!("graphs of another cache than that of rank {}", attention.rank()), "its own")
-                .into());
+            return Err(Violation::new(
+                &rules::SETTINGS_CACHE,
+                format_args!("graphs of another cache than that of rank {}", attention.rank()),
+                "its own",
+                "begin the step with the `ContextAttention` that was captured, or capture this one",
+            )
+            .into());
         }
         if let Err(left) = attention.joined() {
             self.graphs.clear();
@@ -172,7 +176,7 @@ impl<T: Element> ContextGraphs<T> {
         let replays = self.graphs.start(stream, rows, update, |buffers| {
             buffers.block_table.overwrite(stream, &table)?;
             buffers.slots.overwrite(stream, &slots)?;
-            buffers.exchange.keep(stream, &lengths)
+            buffers.exchange.withhold(stream, &lengths)
         })?;
         Ok(ContextStep::new(attention, stream, prepared, StepCalls::Replayed(replays)))
     }
@@ -180,9 +184,11 @@ impl<T: Element> ContextGraphs<T> {
     /// Refuses a request that the graphs cannot hold.
     fn check(&self, index: usize, request: &BatchRequest<'_>) -> Result<(), Violation> {
         if request.new != 1 {
-            return Err(rules::GRAPH_SIZE.broken(
+            return Err(Violation::new(
+                &rules::GRAPH_SIZE,
                 format_args!("{} new tokens of request {index}", request.new),
                 "1 a request, as was captured",
+                "compute the step by `ContextAttention::begin`, on every rank",
             ));
         }
         let keys = request.cached.saturating_add(1);

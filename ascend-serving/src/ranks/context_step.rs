@@ -232,6 +232,8 @@ pub struct ContextStep<'a, T: Element> {
     /// Marks of the time, if they are asked for.
     marks: Option<Vec<(ContextPart, Event)>>,
     layers: QueuedLayers,
+    /// The output that is lent.
+    output: Option<Tensor<T>>,
     _lease: StepLease<'a, Stream>,
 }
 
@@ -247,7 +249,7 @@ impl<'a, T: Element> ContextStep<'a, T> {
             StepCalls::Rows(..) => split.rows(attention.rank),
             StepCalls::Heads(..) | StepCalls::Replayed(_) => iter::once(0..split.tokens()).collect(),
         };
-        Self { attention, stream, split, calls, rows, order, marks: None, layers, _lease: lease }
+        Self { attention, stream, split, calls, rows, order, marks: None, layers, output: None, _lease: lease }
     }
 }
 
@@ -299,10 +301,12 @@ impl<T: Element> ContextStep<'_, T> {
     /// rank's heads, key and value `[tokens, Nkv, D]`, the same on every rank, or [inputs of
     /// latents](LayerInputs::latent); the attention of the rank's heads over all keys, `[tokens, N, D]`. In a step of
     /// [`begin_rows`](ContextAttention::begin_rows) all of these have the rank's [rows](Self::rows) in the place of the
-    /// tokens, and the query `P * N` heads, those over one key head behind each other. In a step that is replayed all
-    /// layers write the same output, which is lent until the next layer, or the next step of this size: queue what
-    /// reads it on the stream before, or copy it. The first layer plans for all, and compares the ranks' steps, for
-    /// which it waits for the stream and the other ranks; the others return at once.
+    /// tokens, and the query `P * N` heads, those over one key head behind each other. The first layer plans for all,
+    /// and compares the ranks' steps, for which it waits for the stream and the other ranks; the others return at once.
+    ///
+    /// The output is lent until the next call of this step; a clone of the tensor is the same memory. In a step that is
+    /// replayed all layers write the same output: queue work that reads it on the step's stream before the next layer,
+    /// or the next step of this size, or copy it there.
     ///
     /// # Errors
     /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) of the first layer, on all ranks, where they bring different steps:
@@ -318,9 +322,11 @@ impl<T: Element> ContextStep<'_, T> {
     /// an input in memory of the graph: nothing was exchanged then, and the layer can be repeated. The others wait for
     /// it meanwhile, unless the error is a [`RANKS_BATCH`](crate::rules::RANKS_BATCH), which they get too.
     /// [`Hccl`](ascend_attention::Error::Hccl) and errors of launches: the rank has left.
-    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<Tensor<T>> {
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {
+            // Its memory may serve this layer.
+            self.output = None;
             let output = match &self.calls {
                 StepCalls::Replayed(replays) => replays.buffers().output(self.split.tokens())?,
                 _ => Tensor::empty(self.stream.device(), queries.query.shape())?,
@@ -329,7 +335,7 @@ impl<T: Element> ContextStep<'_, T> {
         });
         let (queries, output) = self.layers.note_refusal(outcome)?;
         self.queue(layer, (queries, inputs.key, inputs.value), &output)?;
-        Ok(output)
+        Ok(self.output.insert(output))
     }
 
     /// As [`forward`](Self::forward), with an output tensor of the caller.

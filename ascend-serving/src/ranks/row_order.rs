@@ -38,7 +38,7 @@ impl RowOrder {
     }
 
     /// Prepares moves of attention together with its log-sum-exps, where `twice` to a tensor of twice the rows, by
-    /// which [`keep`](Self::keep) keeps some from the first half.
+    /// which [`withhold`](Self::withhold) withholds some from the first half.
     pub(super) fn of_outputs<T: Element>(
         stream: &Stream,
         sizes: [usize; 2],
@@ -69,11 +69,11 @@ impl RowOrder {
 
     /// Moves the rows of which this is said, by the first axis and its size, to the second half from now on, and the
     /// others to their places.
-    pub(super) fn keep(&self, stream: &Stream, kept: impl Fn(usize, usize) -> bool) -> Result<()> {
+    pub(super) fn withhold(&self, stream: &Stream, withheld: impl Fn(usize, usize) -> bool) -> Result<()> {
         let Some((slots, _)) = &self.moves else {
             return Ok(());
         };
-        Ok(slots.overwrite(stream, &places(self.sizes, |row| kept(row, self.sizes[0])))?)
+        Ok(slots.overwrite(stream, &places(self.sizes, |row| withheld(row, self.sizes[0])))?)
     }
 
     /// Whether the order stays as it is, so that nothing has to be moved.
@@ -108,10 +108,10 @@ impl RowOrder {
     }
 }
 
-/// The place of each row, in order; one that is kept is behind all places.
-fn places([outer, inner]: [usize; 2], kept: impl Fn(usize) -> bool) -> Vec<i64> {
+/// The place of each row, in order; one that is withheld is behind all places.
+fn places([outer, inner]: [usize; 2], withheld: impl Fn(usize) -> bool) -> Vec<i64> {
     let of_row = |one: usize| {
-        let behind = if kept(one) { outer * inner } else { 0 };
+        let behind = if withheld(one) { outer * inner } else { 0 };
         (0..inner).map(move |other| (behind + other * outer + one) as i64)
     };
     (0..outer).flat_map(of_row).collect()

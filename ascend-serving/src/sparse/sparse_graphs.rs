@@ -84,7 +84,8 @@ impl<T: Element> SparseLatent<T> {
     /// [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs, one for each size and each layer and indexer, take
     /// too many streams;
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for quantised caches, whose rows the host makes;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sinks, which these layers do not have;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for sinks and [drafting](GraphLimits::drafting), which these
+    /// layers do not have; [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for layers of linear attention;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`LightningIndexer::plan`](ascend_attention::indexer::LightningIndexer::plan),
     /// [`SparseFlashAttention::plan`](ascend_attention::sparse_flash::SparseFlashAttention::plan) and
@@ -109,14 +110,7 @@ impl<T: Element> SparseLatent<T> {
                 .into());
             }
         }
-        limits.check()?;
-        limits.check_not_linear()?;
-        let sinks = limits.learnable_sinks.iter().flatten().count();
-        if sinks > 0 {
-            let given = format_args!("sinks of {sinks} layers");
-            return Err(Error::invalid("learnable_sinks", given, "none: sparse attention has no sinks")
-                .fix("capture with limits without sinks"));
-        }
+        limits.check_of_other_layers("leave `GraphLimits::learnable_sinks` out: sparse attention has no sinks")?;
         if index_heads > MAX_INT32 {
             return Err(Error::invalid("index_heads", index_heads, format_args!("at most {MAX_INT32}"))
                 .fix("give the heads of the model's indexers, such as 64"));

@@ -46,12 +46,7 @@ impl StepIndexers {
             None => Err(Error::invalid("indexer", indexer, format_args!("below {indexers}"))
                 .fix("count the layers of the cache of index keys from 0")),
             Some(IndexerState::Missing) => Ok(()),
-            Some(IndexerState::Failed) => Err(rules::STEP_LAYER_REPEATED
-                .broken(
-                    format_args!("indexer {indexer}, whose launch failed in this step"),
-                    "a step that is begun again",
-                )
-                .into()),
+            Some(IndexerState::Failed) => Err(rules::launch_failed(format_args!("indexer {indexer}")).into()),
             Some(IndexerState::Queued | IndexerState::Read) => Err(Violation::new(
                 &rules::STEP_LAYER_REPEATED,
                 format_args!("indexer {indexer} a second time"),

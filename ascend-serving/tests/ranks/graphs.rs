@@ -55,10 +55,12 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         let mut refused = |graphs: &mut ascend_serving::ContextGraphs<bf16>, requests: &[BatchRequest<'_>], rule| {
             let refused = graphs.begin(&mut attention, &stream, requests).map(drop).unwrap_err();
             assert!(refused.breaks(rule), "{refused}");
+            refused.to_string()
         };
         refused(&mut short, &[request], &rules::GRAPH_LENGTHS);
         refused(&mut graphs, &[request; 3], &rules::GRAPH_SIZE);
-        refused(&mut graphs, &[BatchRequest::of(&sequence, 2)], &rules::GRAPH_SIZE);
+        let several = refused(&mut graphs, &[BatchRequest::of(&sequence, 2)], &rules::GRAPH_SIZE);
+        assert!(several.contains("`ContextAttention::begin`, on every rank"), "{several}");
         refused(&mut graphs, &[], &rules::BATCH_EMPTY);
         // One rank replays what the other computes, with padding or without.
         let (query, key) = (ones(&stream, 1, 2), ones(&stream, 1, 1));
@@ -66,8 +68,8 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         let mut whole = attention.capture(&stream, [1], 41).unwrap();
         for (size, graphs) in [(1, &mut whole), (2, &mut graphs)] {
             let outcome = match me {
-                0 => graphs.begin(&mut attention, &stream, &[request]).unwrap().forward(0, inputs),
-                _ => attention.begin(&stream, &[request]).unwrap().forward(0, inputs),
+                0 => graphs.begin(&mut attention, &stream, &[request]).unwrap().forward(0, inputs).map(drop),
+                _ => attention.begin(&stream, &[request]).unwrap().forward(0, inputs).map(drop),
             };
             let text = outcome.unwrap_err().to_string();
             let named = format!("step: replayed from graphs of size {size} on rank 0; divided by heads on rank 1");
@@ -78,7 +80,7 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         assert!(order.breaks(&rules::RANKS_ORDER), "{order}");
         step.mark_parts();
         let sent = step.sent_bytes();
-        let mut lent = step.forward(0, inputs).unwrap();
+        let mut lent = step.forward(0, inputs).unwrap().clone();
         assert_eq!(lent.download(&stream).unwrap(), vec![bf16::ONE; 2 * DIM]);
         // The graph writes its own output, of which a copy stays.
         let shared = step.forward_into(1, inputs, &mut lent).unwrap_err();

@@ -129,7 +129,7 @@ fn schedule<T: Half>(rank: Communicator, case: &Case) -> Result<(), String> {
                 wrong.names(step.forward(0, (query, key, value)).unwrap_err());
             }
             let outputs: Vec<Tensor<T>> = (inputs.iter().enumerate())
-                .map(|(layer, [query, key, value])| step.forward(layer, (query, key, value)).unwrap())
+                .map(|(layer, [query, key, value])| step.forward(layer, (query, key, value)).unwrap().clone())
                 .collect();
             step.end().unwrap();
             outputs.iter().map(|output| output.download(&stream).unwrap()).collect()
@@ -383,7 +383,7 @@ fn what_cannot_be_is_refused_and_the_step_goes_on() {
     assert!(refused(latents, 16).breaks(&rules::ARGUMENT_VALUE));
     let shape = CacheShape::new(1, 1, DIM);
     let quantised = PagedKvCache::quantised_by_token(&device_of_rank(0), 4, 128, shape, PAD).unwrap();
-    assert!(refused(quantised, 16).breaks(&rules::BACKEND_QUANTISED));
+    assert!(refused(quantised, 16).breaks(&rules::CACHE_QUANTISED));
 }
 
 /// A rank that fails, or leaves a step without some layers, is out; the others are told so, soon.

@@ -119,7 +119,7 @@ fn a_refused_rank_makes_the_step_after_all() {
                     if is_told {
                         hears(&step.forward(0, (&query, &key, &key)).unwrap_err());
                     }
-                    (0..LAYERS).for_each(|layer| drop(step.forward(layer, (&query, &key, &key)).unwrap()));
+                    (0..LAYERS).for_each(|layer| step.forward(layer, (&query, &key, &key)).map(drop).unwrap());
                     step.end().unwrap();
                 }
                 None => {
@@ -127,7 +127,7 @@ fn a_refused_rank_makes_the_step_after_all() {
                     if is_told {
                         hears(&step.forward(0, (&query, &key, &key)).unwrap_err());
                     }
-                    (0..LAYERS).for_each(|layer| drop(step.forward(layer, (&query, &key, &key)).unwrap()));
+                    (0..LAYERS).for_each(|layer| step.forward(layer, (&query, &key, &key)).map(drop).unwrap());
                     step.end().unwrap();
                 }
             }
@@ -250,7 +250,7 @@ fn steps_in_a_capture_are_refused_and_the_rank_stays() {
             });
             drop(layer.unwrap());
         }
-        (0..LAYERS).for_each(|layer| drop(step.forward(layer, (&query, &key, &key)).unwrap()));
+        (0..LAYERS).for_each(|layer| step.forward(layer, (&query, &key, &key)).map(drop).unwrap());
         step.end().unwrap();
         stream.synchronize().unwrap();
     });
@@ -389,7 +389,7 @@ fn a_step_that_another_rank_has_left_does_not_count() {
             let (rows, heads) = if by_rows { (20, 4) } else { (40, 2) };
             let (query, key) = (ones(&stream, rows, heads), ones(&stream, rows, 1));
             let layers = if leaves { 1 } else { LAYERS };
-            (0..layers).for_each(|layer| drop(step.forward(layer, (&query, &key, &key)).unwrap()));
+            (0..layers).for_each(|layer| step.forward(layer, (&query, &key, &key)).map(drop).unwrap());
             queued.wait();
             if leaves {
                 drop(step);

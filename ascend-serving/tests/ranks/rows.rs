@@ -89,7 +89,7 @@ fn schedule<T: Half>(rank: Communicator, own: &RowCase) -> Result<(), String> {
             };
             let query = upload(heads, &|request| queries(request, layer));
             let [key, value] = [1, 2].map(|what| upload(case.kv_heads, &|request| case.rows(request, layer, 0, what)));
-            step.forward(layer, (&query, &key, &value)).unwrap()
+            step.forward(layer, (&query, &key, &value)).unwrap().clone()
         });
         let outputs: Vec<Tensor<T>> = outputs.collect();
         step.end().unwrap();

@@ -83,10 +83,9 @@ impl ContextChunks {
         self.order.iter().enumerate().all(|(at, r)| at == *r)
     }
 
-    /// Tokens of the largest chunk.
-    pub(super) fn longest(&self) -> usize {
-        let tokens = self.chunks.iter().map(ContextChunk::tokens);
-        tokens.max().unwrap_or(0)
+    /// Tokens of the largest chunk; `None` without chunks.
+    pub(super) fn longest(&self) -> Option<usize> {
+        self.chunks.iter().map(ContextChunk::tokens).max()
     }
 }
 
@@ -105,9 +104,9 @@ mod tests {
         assert_eq!(positions[1], [8..16, 8..9, 8..9]);
         assert_eq!((positions.len(), positions[2].len()), (3, 1));
         assert_eq!(positions[2][0], 16..40);
-        assert!(!chunks.in_place() && chunks.longest() == 24);
+        assert!(!chunks.in_place() && chunks.longest() == Some(24));
         let none = ContextChunks::new(&[0, 0], 0, 8).unwrap();
-        assert!(none.chunks.is_empty() && none.in_place());
+        assert!(none.longest().is_none() && none.in_place());
         let error = ContextChunks::new(&[5, 5], 1, 8).unwrap_err();
         assert_eq!(error.rule, &rules::LATENT_WORKSPACE);
     }

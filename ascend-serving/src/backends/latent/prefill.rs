@@ -59,34 +59,35 @@ struct WorkspaceSizes {
 
 impl WorkspaceSizes {
     fn allocate<T: Element>(&self, device: &Device) -> Result<Workspace<T>> {
+        let context = self.longest.map(|longest| self.context(device, longest)).transpose()?;
+        Ok(Workspace { projected: self.projected(device)?, context })
+    }
+
+    /// Memory for the keys and values of the step's own tokens, or of a chunk.
+    fn projected<T: Element>(&self, device: &Device) -> Result<UpProjected<T>> {
+        let rows = self.tokens.max(self.longest.unwrap_or(0));
+        let empty = |dim: usize| Tensor::empty(device, [rows, self.heads, dim]);
+        Ok(UpProjected { key: empty(self.dim)?, key_rope: empty(self.rope_dim)?, value: empty(self.dim)? })
+    }
+
+    /// Memory for chunks of up to `longest` tokens.
+    fn context<T: Element>(&self, device: &Device, longest: usize) -> Result<ContextSpace<T>> {
         let (behind, heads) = (self.behind, self.heads);
         let empty = |rows: usize, dim: usize| Tensor::<T>::empty(device, [rows, heads, dim]);
         let lse = |rows: usize| Tensor::<f32>::empty(device, [rows, heads, 1]);
         let output = || -> Result<Output<T>> {
             Ok(Output { attention: empty(behind, self.dim)?, softmax_lse: Some(lse(behind)?) })
         };
-        let context = match self.longest {
-            None => None,
-            Some(longest) => Some(ContextSpace {
-                latent: Tensor::empty(device, [longest, self.latent_dim])?,
-                key_rope: Tensor::empty(device, [longest, self.rope_dim])?,
-                own_lse: lse(self.tokens)?,
-                part: output()?,
-                merged: [output()?, output()?],
-                ordered: match self.in_place {
-                    true => None,
-                    false => Some([empty(behind, self.dim)?, empty(behind, self.rope_dim)?]),
-                },
-            }),
-        };
-        let all = self.tokens.max(self.longest.unwrap_or(0));
-        Ok(Workspace {
-            projected: UpProjected {
-                key: empty(all, self.dim)?,
-                key_rope: empty(all, self.rope_dim)?,
-                value: empty(all, self.dim)?,
+        Ok(ContextSpace {
+            latent: Tensor::empty(device, [longest, self.latent_dim])?,
+            key_rope: Tensor::empty(device, [longest, self.rope_dim])?,
+            own_lse: lse(self.tokens)?,
+            part: output()?,
+            merged: [output()?, output()?],
+            ordered: match self.in_place {
+                true => None,
+                false => Some([empty(behind, self.dim)?, empty(behind, self.rope_dim)?]),
             },
-            context,
         })
     }
 }
@@ -168,34 +169,35 @@ impl<T: Element> MlaPrefill<T> {
         let device = step.stream.device();
         let rows = part.rows(&context.order);
         let behind: usize = rows.iter().map(Range::len).sum();
-        let chunked = !context.chunks.is_empty();
-        if chunked {
-            first.cache.check_contiguous(block_size)?;
-        }
         let sizes = WorkspaceSizes {
             tokens,
             behind,
-            longest: chunked.then(|| context.longest()),
+            longest: context.longest(),
             in_place: context.in_place(),
             heads,
             dim,
             latent_dim,
             rope_dim,
         };
-        let workspace = sizes.allocate::<T>(device)?;
-        let (projected, space) = (&workspace.projected, &workspace.context);
+        let projected = sizes.projected(device)?;
+        // Chunks come with their memory: none of them is left out of the plans.
+        let chunked = match sizes.longest {
+            Some(longest) => {
+                first.cache.check_contiguous(block_size)?;
+                Some((&context.chunks, sizes.context(device, longest)?))
+            }
+            None => None,
+        };
 
         let call = step.shape.call(Layout::Tnd).kv_heads(heads);
         let lengths = CallLengths::PackedDense { q: &part.q_ends, kv: &part.q_ends };
         let own = lengths
             .apply(call.clone())
             .mask(device.masks().causal(CausalOrigin::RightDown)?)
-            .softmax_lse(space.is_some());
+            .softmax_lse(chunked.is_some());
         let of_step = projected.first(tokens)?;
         let own = own.plan(inputs(first.query, &query_rope, &of_step))?;
-        let mut chunks = Vec::with_capacity(context.chunks.len());
-        for chunk in &context.chunks {
-            let Some(space) = space else { break };
+        let planned = |chunk: &ContextChunk, space: &ContextSpace<T>| -> Result<Chunk> {
             let lengths = ChunkLengths::new(chunk, &rows)?;
             let rows: usize = lengths.rows;
             let projected = projected.first(chunk.tokens())?;
@@ -206,15 +208,23 @@ impl<T: Element> MlaPrefill<T> {
             let plan = plan.plan(inputs(query, query_rope, &projected))?;
             let over = first_rows(&space.part, rows)?;
             let parts = [Part::of(&over)?, Part::of(&over)?];
-            chunks.push(Chunk {
+            Ok(Chunk {
                 requests: chunk.positions.len(),
                 rows,
                 cached: cached_rows(step.metadata, &part, &context.order, chunk)?,
                 plan,
                 // Each row has keys among its own step's, and in each chunk that it is part of.
                 merge: MergeState::new(Layout::Tnd).plan(&parts)?,
-            });
-        }
+            })
+        };
+        let (chunks, context) = match chunked {
+            Some((chunks, space)) => {
+                let chunks = chunks.iter().map(|chunk| planned(chunk, &space)).collect::<Result<Vec<_>>>()?;
+                (chunks, Some(space))
+            }
+            None => (Vec::new(), None),
+        };
+        let workspace = Workspace { projected, context };
         let calls = chunks.iter().map(|chunk: &Chunk| {
             let workspace_bytes = chunk.plan.workspace_bytes();
             workspace_bytes.max(chunk.merge.workspace_bytes())

@@ -26,7 +26,9 @@ pub(super) fn latent_inputs<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Resu
             "a layer without rotary parts",
             "make the inputs of layers of multi-head latent attention by `LayerInputs::latent`",
         )),
-        (Some(_), Some(_)) => Err(refused("sinks", "leave the sinks out: no call of latent attention takes any")),
+        (Some(_), Some(_)) => {
+            Err(refused("sinks", "no operator here computes a latent layer with sinks; compute it outside of the step"))
+        }
         (Some(latent), None) => Ok(latent),
     }
 }

@@ -260,6 +260,8 @@ fn sinks_of_one_group_are_captured_without_those_of_another() {
     };
     let half = refused((0..5).map(|layer| (layer == 4).then(|| sink.clone())).collect());
     assert!(half.breaks(&rules::STEP_LAYERS), "{half}");
+    let short = refused(vec![Some(sink.clone()); 4]);
+    assert!(short.to_string().contains("one entry for each layer"), "{short}");
     // Memory of another device is refused before anything is captured.
     let other = harness::runtime().device(1).unwrap();
     let far: Tensor<bf16> = Tensor::empty(&other, [HEADS]).unwrap();

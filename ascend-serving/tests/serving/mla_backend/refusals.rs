@@ -125,7 +125,7 @@ fn masks_and_sinks_beside_latents_are_refused_with_what_mends_them() {
     let sink = stream.upload(&[bf16::ONE; 2], [2]).unwrap();
     let said = reasons(Causality::Causal, (None, Some(&sink)));
     assert!(said.contains("mla: backend.latent"), "{said}");
-    assert!(said.contains("leave the sinks out"), "{said}");
+    assert!(said.contains("compute it outside of the step"), "{said}");
     let all: LayerMask = Causality::Bidirectional.into();
     let named = NamedMask::new("all", |_, _, _| true).into();
     for (mask, rule) in [(&all, "mla: backend.latent"), (&named, "mla: backend.mask")] {

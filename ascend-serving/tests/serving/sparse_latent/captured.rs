@@ -3,8 +3,8 @@
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
-    AttentionMetadata, BatchRequest, BatchSettings, Causality, Error, GraphLimits, IndexerTensors, KeyChoice,
-    SparseGraphs, SparseLatent, SparseStep, rules,
+    AttentionMetadata, BatchRequest, BatchSettings, Causality, Drafting, Error, GraphLimits, IndexerTensors, KeyChoice,
+    LinearCapture, SparseGraphs, SparseLatent, SparseStep, rules,
 };
 
 use super::engine::{IndexRows, LayerRows, Model, sparse_latent};
@@ -198,6 +198,9 @@ fn captures_that_the_operators_do_not_take_are_refused() {
         // Fewer blocks than requests, and fewer keys than tokens of a request.
         (GraphLimits::new([64], 40), &rules::GRAPH_LENGTHS),
         (GraphLimits::new([1], 16).tokens_each(40), &rules::GRAPH_LENGTHS),
+        // What other layers have.
+        (limits.clone().drafting(Drafting::Mtp), &rules::ARGUMENT_VALUE),
+        (limits.clone().linear(LinearCapture::new(1)), &rules::GRAPH_INPUTS),
     ] {
         refused(sparse.capture::<bf16>(&stream, 8, &limits).map(drop), rule, &[]);
     }

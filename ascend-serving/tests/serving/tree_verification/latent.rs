@@ -8,8 +8,8 @@ use ascend_attention::{Error as CallError, Machine, Runtime, Stream, Tensor, bf1
 use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    AttentionShape, DraftTree, Error, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerInputs, TreeRequest,
-    TreeVerification, UpProjected, rules,
+    AttentionShape, DraftTree, Drafting, Error, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerInputs,
+    LinearCapture, TreeRequest, TreeVerification, UpProjected, rules,
 };
 use harness::reference::{Half, Logical};
 use proptest::prelude::*;
@@ -356,9 +356,19 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
     assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
     let limits = GraphLimits::new([1], 100).tokens_each(17);
     let why = verification.capture(stream, &cache, &limits).unwrap_err();
-    assert!(why.breaks(&rules::DRAFT_TREE), "{why}");
+    assert!(why.breaks(&rules::DRAFT_TREE) && why.to_string().contains("`GraphLimits::tokens_each`"), "{why}");
     drop(long);
     let limits = GraphLimits::new([1], 100).tokens_each(PARENTS.len());
+    // What other layers have is not left out silently.
+    let sinks = [Some(Tensor::<f16>::empty(stream.device(), [4]).unwrap())];
+    for (more, rule, fix) in [
+        (limits.clone().drafting(Drafting::Mtp), &rules::ARGUMENT_VALUE, "leave `GraphLimits::drafting` out"),
+        (limits.clone().learnable_sinks(sinks), &rules::ARGUMENT_VALUE, "verify a chain of drafts"),
+        (limits.clone().linear(LinearCapture::new(1)), &rules::GRAPH_INPUTS, "leave `GraphLimits::linear` out"),
+    ] {
+        let why = verification.capture(stream, &cache, &more).unwrap_err();
+        assert!(why.breaks(rule) && why.to_string().contains(fix), "{why}");
+    }
     let fault = inject(Site::Malloc, 1, 207_018);
     let captured = verification.capture(stream, &cache, &limits).map(drop);
     drop(fault);
