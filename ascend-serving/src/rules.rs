@@ -322,8 +322,8 @@ ascend_attention::spec::library_rules! {
         "sort the batch by rows of the table, and register an ordinary backend behind this one";
     BACKEND_KNOWN = "backend.known",
         "flags name backends of the library",
-        "write names as `Backends::names` prints them, divided by commas; register a backend of your own by \
-         `Backends::with`";
+        "write names as `Backends::names` prints them, divided by commas, `split_decode` with its number of keys; register \
+         a backend of your own by `Backends::with`";
     BACKEND_NAME = "backend.name",
         "layers prefer a registered backend",
         "name one that is registered for these steps: in their flag or list of `for_steps`, where they have one, and "

@@ -211,8 +211,10 @@ impl<T: Element> ContextAttention<T> {
     /// keys and values among them are in every layer of its cache, or queued to be, although no step wrote them.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::mark_computed`].
+    /// [`RANKS_LEFT`](crate::rules::RANKS_LEFT) once the rank has left its communicator; as for
+    /// [`PagedKvCache::mark_computed`].
     pub fn mark_computed(&self, sequence: &Sequence, tokens: usize) -> Result<(), Violation> {
+        self.joined()?;
         self.holds(sequence)?;
         self.entry.check_marked(sequence, tokens)?;
         self.entry.mark_computed(sequence.stamp(), tokens);
@@ -378,9 +380,9 @@ impl<T: Element> ContextAttention<T> {
         }
     }
 
-    /// The outcome of a step's end, which says how to go on where the rank leaves.
+    /// The outcome of a step's end, which says how to go on where the rank leaves, or has left.
     pub(super) fn advise(&self, order: &StepOrder, ended: Result<()>) -> Result<()> {
-        match self.is_torn(order) {
+        match self.is_torn(order) || self.communicator.is_none() {
             true => ended.map_err(|why| why.fix(rules::RANKS_LEFT.fix)),
             false => ended,
         }
@@ -429,13 +431,25 @@ impl<T: Element> ContextAttention<T> {
 
     /// Leaves the communicator, as behind a failure of the stream. The other ranks do not wait for calls that do not
     /// come, and fail too; later steps are refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)); no token counts as
-    /// computed, since the last ones may lack what a rank that has left did not send. The attention of a single rank
-    /// has nobody to leave, and stays as it is.
+    /// computed, since the last ones may lack what a rank that has left did not send. Its
+    /// [graphs](crate::ContextGraphs) replay no more; on hardware drop them first, since HCCL wants graphs destroyed
+    /// before their communicators. The attention of a single rank has nobody to leave, and stays as it is.
     pub fn leave(&mut self) {
-        if self.division.share().ranks() > 1 {
-            self.communicator = None;
-            self.entry.lose_all();
+        if self.division.share().ranks() == 1 {
+            return;
         }
+        self.entry.lose_all();
+        if let Some(communicator) = self.communicator.take() {
+            // A rank that cannot leave now does when its last graph is dropped.
+            drop(communicator.leave());
+        }
+    }
+}
+
+impl<T: Element> Drop for ContextAttention<T> {
+    /// Leaves, also where graphs are there yet.
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 

@@ -27,8 +27,8 @@ use super::paged_rows::Queries;
 /// compared before its first layer, as without graphs, with the size that it is replayed in. A step without a graph,
 /// such as a prompt, may come between.
 ///
-/// **Graphs keep the rank in its communicator.** Where a rank has left, its graphs go with their next step, which is
-/// refused, or when they are dropped: drop them with the rank, since the calls of the others fail only then.
+/// Where a rank has left, or its attention is dropped, its graphs replay no more. On hardware drop them before, since
+/// HCCL wants graphs destroyed before their communicators.
 ///
 /// A graph has the call over the rank's keys with lengths that vary, and the same merge in every step: rows for which a
 /// rank has no keys, which vary too, are withheld from what it sends, and weigh nothing there.

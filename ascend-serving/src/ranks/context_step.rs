@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
-use ascend_attention::{Element, Event, Stream, Tensor};
+use ascend_attention::{AnyTensor, Element, Event, Stream, Tensor};
 
 use crate::backends::{AttentionShape, apart, size};
 use crate::batch::BatchRequest;
@@ -342,7 +342,8 @@ impl<T: Element> ContextStep<'_, T> {
     ///
     /// # Errors
     /// As for [`forward`](Self::forward); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape
-    /// than the query's, [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for that of the graph.
+    /// than the query's, [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory
+    /// with an input, the layer's cache or the graph's output.
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,
@@ -352,9 +353,20 @@ impl<T: Element> ContextStep<'_, T> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {
             output.check_device("output", self.stream.device())?;
-            if let StepCalls::Replayed(replays) = &self.calls {
-                apart("output", output, [("that of the graph", &*replays.buffers().tensors.output)])?;
-            }
+            let cache = self.attention.cache.layer(layer)?;
+            let rope = queries.rope.map(|rope| ("query_rope", &**rope));
+            let replayed = match &self.calls {
+                StepCalls::Replayed(replays) => Some(("that of the graph", &*replays.buffers().tensors.output)),
+                StepCalls::Heads(..) | StepCalls::Rows(..) => None,
+            };
+            let others: [(_, &AnyTensor); 5] = [
+                ("query", queries.query),
+                ("key", inputs.key),
+                ("value", inputs.value),
+                ("the cache", &cache.key),
+                ("the cache", &cache.value),
+            ];
+            apart("output", output, others.into_iter().chain(rope).chain(replayed))?;
             let shape = queries.query.shape();
             match output.shape() == shape && output.is_contiguous() {
                 true => Ok(queries),

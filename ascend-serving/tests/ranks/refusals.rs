@@ -413,3 +413,74 @@ fn a_step_that_another_rank_has_left_does_not_count() {
         });
     }
 }
+
+/// Graphs do not keep a rank that leaves, or is dropped: the others are told at once.
+#[test]
+fn a_rank_that_leaves_graphs_behind_is_named_to_the_others() {
+    if harness::not_on_npu("hardware waits for half an hour") {
+        return;
+    }
+    for is_dropped in [false, true] {
+        let heard = Barrier::new(2);
+        as_ranks(2, |rank| {
+            let (stream, mut attention, sequence) = rank_behind_a_prompt(rank, &simple(2));
+            let graphs = attention.capture(&stream, [1], 60).unwrap();
+            if attention.rank() == 1 {
+                if is_dropped {
+                    drop(attention);
+                } else {
+                    attention.leave();
+                    let marked = attention.mark_computed(&sequence, 1).unwrap_err();
+                    assert_eq!(marked.rule, &rules::RANKS_LEFT);
+                    assert_eq!(attention.computed_tokens(&sequence), Ok(0));
+                }
+                heard.wait();
+                drop(graphs);
+                return;
+            }
+            let began = Instant::now();
+            let mut step = attention.begin(&stream, &[BatchRequest::of(&sequence, 1)]).unwrap();
+            let (query, key) = (ones(&stream, 1, 2), ones(&stream, 1, 1));
+            let failed = step.forward(0, (&query, &key, &key)).map(drop).unwrap_err().to_string();
+            heard.wait();
+            assert!(failed.contains("rank 1") && began.elapsed() < Duration::from_secs(50), "{failed}");
+            let ended = step.end().unwrap_err().to_string();
+            assert!(ended.contains(rules::RANKS_LEFT.fix), "{ended}");
+        });
+    }
+}
+
+/// An output in memory that the layer reads or writes is refused before anything is exchanged, in every form of step.
+#[test]
+fn outputs_in_memory_of_the_layer_are_refused_and_the_rank_stays() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(2, |rank| {
+        let (stream, mut attention, mut sequence) = rank_behind_a_prompt(rank, &simple(2));
+        let graphs = &mut attention.capture(&stream, [1], 60).unwrap();
+        for form in 0..3 {
+            let cached = attention.cache().layer(0).unwrap().key.clone();
+            let request = [BatchRequest::of(&sequence, 1)];
+            let mut step = match form {
+                0 => attention.begin(&stream, &request).unwrap(),
+                1 => attention.begin_rows(&stream, &request).unwrap(),
+                _ => graphs.begin(&mut attention, &stream, &request).unwrap(),
+            };
+            let (rows, heads) = (step.rows().iter().map(|rows| rows.len()).sum(), if form == 1 { 4 } else { 2 });
+            let (query, key) = (ones(&stream, rows, heads), ones(&stream, rows, 1));
+            let elements: usize = cached.shape().iter().product();
+            let of_cache = cached.reshape([elements / heads / DIM, heads, DIM]).unwrap().narrow(0, 0..rows).unwrap();
+            for mut output in [query.clone(), of_cache].into_iter().filter(|_| rows > 0) {
+                let refused = step.forward_into(0, (&query, &key, &key), &mut output).unwrap_err();
+                assert!(refused.breaks(&rules::ARGUMENT_MEMORY), "{refused}");
+            }
+            for layer in 0..LAYERS {
+                step.forward(layer, (&query, &key, &key)).unwrap();
+            }
+            step.end().unwrap();
+            attention.grow(&stream, &mut sequence, 1).unwrap();
+        }
+        stream.synchronize().unwrap();
+    });
+}
