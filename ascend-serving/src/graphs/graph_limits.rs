@@ -86,6 +86,9 @@ impl GraphLimits {
     /// ([`Backends::for_steps`](crate::Backends::for_steps)): with [`Drafting::Mtp`] steps of one token verify drafts
     /// too. Without it graphs of one token record the backends of decodes, and those of several the backends of steps
     /// that verify drafts, if a list or a preference names such steps, or otherwise those of chunks.
+    ///
+    /// Captures that choose no backend refuse it: those of [drafted trees](crate::TreeGraphs) and of
+    /// [sparse attention](crate::SparseGraphs).
     pub fn drafting(mut self, drafting: Drafting) -> Self {
         self.drafting = Some(drafting);
         self

@@ -36,6 +36,23 @@ fn replays_follow_keys_from_rank_to_rank() {
 }
 
 #[test]
+fn graphs_begin_with_the_attention_that_was_captured() {
+    let stream = device_of_rank(0).stream().unwrap();
+    let [mut captured, mut other] = [(); 2].map(|()| {
+        let rank = Communicator::all(&[device_of_rank(0)]).unwrap().remove(0);
+        attention::<bf16>(rank, &simple(1))
+    });
+    let mut graphs = captured.capture(&stream, [1], 9).unwrap();
+    let mut sequence = other.sequence();
+    other.grow(&stream, &mut sequence, 1).unwrap();
+    let requests = [BatchRequest::of(&sequence, 1)];
+    let refused = graphs.begin(&mut other, &stream, &requests).map(drop).unwrap_err();
+    assert!(refused.breaks(&rules::SETTINGS_CACHE), "{refused}");
+    assert!(refused.to_string().contains("with the `ContextAttention` that was captured"), "{refused}");
+    other.begin(&stream, &requests).map(drop).unwrap();
+}
+
+#[test]
 fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
     if harness::not_on_npu("it needs a device for each rank") {
         return;
