@@ -1,7 +1,7 @@
 //! Numbers in tensors that an operator reads on the device, which the host knows and can replace between launches.
 
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 use crate::memory::{Element, as_bytes};
@@ -30,14 +30,18 @@ struct Content<C, const N: usize> {
     /// The argument that the numbers are.
     argument: &'static str,
     numbers: [Vec<i64>; N],
-    /// Those of plans, and of graphs that have captured launches of them.
-    checks: Vec<Weak<C>>,
+    /// Those of plans, and of graphs that have captured launches of them. Of those that are gone, launches may be
+    /// queued yet.
+    checks: Vec<Arc<C>>,
     /// Whether an overwrite failed midway, so that nobody knows what the tensors hold.
     unknown: bool,
 }
 
+/// Most checks of plans that are gone which numbers keep.
+const MOST_GONE: usize = 64;
+
 /// A check that holds for the numbers for as long as this is kept, by the plan that made it and by graphs that have
-/// captured its launches.
+/// captured its launches, and until the launches that these have queued are over.
 #[derive(Debug)]
 struct RequiredNumbers<C, const N: usize> {
     numbers: KnownNumbers<C, N>,
@@ -92,15 +96,34 @@ impl<C: NumbersCheck<N>, const N: usize> KnownNumbers<C, N> {
     pub(crate) fn require(&self, check: C) -> Result<Arc<dyn ReplayCheck>> {
         let mut content = lock(&self.0);
         check.check(content.known()?)?;
-        let known = content.checks.iter().filter_map(Weak::upgrade).find(|known| **known == check);
+        let known = content.checks.iter().find(|known| ***known == check).map(Arc::clone);
         let check = known.unwrap_or_else(|| {
             let check = Arc::new(check);
-            // Those of plans and graphs that are gone.
-            content.checks.retain(|known| known.strong_count() > 0);
-            content.checks.push(Arc::downgrade(&check));
+            content.checks.push(Arc::clone(&check));
             check
         });
         Ok(Arc::new(RequiredNumbers { numbers: self.clone(), _check: check }))
+    }
+
+    /// The content, where numbers that are to replace the present ones pass every check. Where those of plans that are
+    /// gone refuse them, or are many, waits for the device, on which launches of these may be queued, and drops them.
+    fn replaceable(&self, stream: &Stream, numbers: &[Vec<i64>; N]) -> Result<MutexGuard<'_, Content<C, N>>> {
+        loop {
+            let mut content = lock(&self.0);
+            let is_gone = |check: &Arc<C>| Arc::strong_count(check) == 1;
+            let mut bound = content.checks.iter().filter(|check| !is_gone(check));
+            bound.try_for_each(|check| check.check(numbers)).map_err(for_plans)?;
+            let gone: Vec<_> = content.checks.iter().filter(|check| is_gone(check)).map(Arc::as_ptr).collect();
+            let refuses = |check: &Arc<C>| is_gone(check) && check.check(numbers).is_err();
+            if gone.len() <= MOST_GONE && !content.checks.iter().any(refuses) {
+                return Ok(content);
+            }
+            // The content is not locked while the host waits.
+            drop(content);
+            stream.device().synchronize()?;
+            content = lock(&self.0);
+            content.checks.retain(|check| !(is_gone(check) && gone.contains(&Arc::as_ptr(check))));
+        }
     }
 
     /// Waits for a stream, then replaces the numbers in tensors of as many elements, and waits for that. What a plan
@@ -115,9 +138,7 @@ impl<C: NumbersCheck<N>, const N: usize> KnownNumbers<C, N> {
     ) -> Result<()> {
         // The content is not locked while the host waits.
         stream.synchronize()?;
-        let mut content = lock(&self.0);
-        let mut checks = content.checks.iter().filter_map(Weak::upgrade);
-        checks.try_for_each(|check| check.check(&numbers)).map_err(for_plans)?;
+        let mut content = self.replaceable(stream, &numbers)?;
         content.unknown = true;
         for (tensor, numbers) in tensors.into_iter().zip(&numbers) {
             if let Some(tensor) = tensor {

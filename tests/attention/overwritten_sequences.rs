@@ -9,6 +9,9 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Graph, Stream, Tensor, bf16};
 
 use crate::harness;
+use crate::harness::gate::Gate;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 fn rising(stream: &Stream, shape: &[usize]) -> Tensor<bf16> {
     let count = shape.iter().product::<usize>();
@@ -264,7 +267,7 @@ fn rows_of_a_table_that_were_overwritten_in_part_are_refused_until_they_are_over
     stream.synchronize().unwrap();
 }
 
-/// A check is kept for as long as its plan, or a graph of the plan's launches.
+/// A check is kept for as long as its plan, a graph of the plan's launches, and a launch that is queued.
 #[test]
 fn plans_that_are_gone_require_nothing_of_the_numbers() {
     let Some(stream) = harness::stream_of(Cann::V9_1) else { return };
@@ -285,5 +288,27 @@ fn plans_that_are_gone_require_nothing_of_the_numbers() {
     refused(sequences.overwrite(&stream, &[[5]]), "slot 5");
     drop(graph);
     sequences.overwrite(&stream, &[[5]]).unwrap();
+    // A launch on another stream, which waits for the host, reads what its pool has: the overwrite waits for it.
+    let other = DeltaSequences::of_slots(&stream, &[[0]]).unwrap();
+    let plan = rule.plan(&other, (inputs, &small)).unwrap();
+    let behind = stream.device().stream().unwrap();
+    let gate = Gate::new(stream.device());
+    gate.hold(&behind);
+    plan.launch(&behind, (inputs, &small)).unwrap();
+    drop(plan);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let overwritten = scope.spawn(|| {
+            let outcome = other.overwrite(&stream, &[[5]]);
+            (outcome, done.load(Ordering::SeqCst))
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        done.store(true, Ordering::SeqCst);
+        gate.open();
+        let (outcome, was_done) = overwritten.join().unwrap();
+        outcome.unwrap();
+        assert!(was_done, "numbers were replaced in front of a launch that reads them");
+    });
+    behind.synchronize().unwrap();
     rule.plan(&sequences, (inputs, &large)).unwrap();
 }

@@ -119,6 +119,8 @@ pub struct ContextAttention<T: Element> {
     pool: BlockPool,
     /// What this rank has computed of the sequences.
     entry: Arc<CacheEntry>,
+    /// That of the cache in its own pool, by which another cache in its place is known.
+    cache_entry: Arc<CacheEntry>,
     /// What the ranks call the sequences.
     pub(super) names: SequenceNames,
     /// Whether steps begin without a comparison of the ranks.
@@ -158,10 +160,10 @@ impl<T: Element> ContextAttention<T> {
         let division = ContextParallel::new(Interleave::new(communicator.size(), run)?, own.block_size())?;
         let pool = BlockPool::new(own.blocks(), division.pool_block_size(), own.pad_policy())?;
         let rank = communicator.rank();
-        let entry = CacheEntry::new(&pool);
+        let (entry, cache_entry) = (CacheEntry::new(&pool), Arc::clone(cache.entry()));
         let names = SequenceNames::default();
         let communicator = Some(communicator);
-        Ok(Self { communicator, rank, shape, cache, division, pool, entry, names, trusts: false })
+        Ok(Self { communicator, rank, shape, cache, division, pool, entry, cache_entry, names, trusts: false })
     }
 
     /// Leaves out the comparison of steps, for an engine which makes sure that the ranks' steps are equal by itself:
@@ -314,6 +316,15 @@ impl<T: Element> ContextAttention<T> {
         form: i64,
     ) -> Result<PreparedStep<'a>> {
         self.joined()?;
+        if !Arc::ptr_eq(&self.cache_entry, self.cache.entry()) {
+            return Err(Violation::new(
+                &rules::SETTINGS_CACHE,
+                format_args!("another cache in the place of that of rank {}", self.rank),
+                "its own",
+                "make a `ContextAttention` of the other cache",
+            )
+            .into());
+        }
         self.cache.admits(stream)?;
         for sequence in requests.iter().filter_map(|request| request.sequence) {
             self.holds(sequence)?;

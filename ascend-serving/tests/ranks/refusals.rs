@@ -484,3 +484,22 @@ fn outputs_in_memory_of_the_layer_are_refused_and_the_rank_stays() {
         stream.synchronize().unwrap();
     });
 }
+
+/// A cache that is put in the place of the attention's own has none of the tokens that count as computed.
+#[test]
+fn another_cache_in_the_place_of_a_ranks_own_is_refused() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    as_ranks(1, |rank| {
+        let (stream, mut attention, sequence) = rank_behind_a_prompt(rank, &simple(1));
+        let shape = attention.cache().shape();
+        let other =
+            PagedKvCache::new(stream.device(), attention.cache().pool().blocks(), BLOCK_SIZE, shape, PAD).unwrap();
+        let own = std::mem::replace(attention.cache_mut(), other);
+        let refused = forward(&stream, &mut attention, &sequence, 1).unwrap_err();
+        assert!(refused.breaks(&rules::SETTINGS_CACHE), "{refused}");
+        *attention.cache_mut() = own;
+        forward(&stream, &mut attention, &sequence, 1).unwrap();
+    });
+}
