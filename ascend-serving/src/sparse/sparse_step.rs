@@ -255,9 +255,11 @@ impl<'a, T: Element> SparseStep<'a, T> {
         let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
         self.layers.check_not_repeated(layer)?;
         let (cache, quantised) = self.sparse.latents.tensors(layer)?;
-        self.indexers.check_choice(choice, layer, self.layers.is_last(layer))?;
         let latest = self.graphs.as_ref().map(|graphs| graphs.latest);
-        if let Some(latest) = latest.filter(|latest| *latest != Some(choice.indexer())) {
+        let overwriting = latest.filter(|latest| *latest != Some(choice.indexer()));
+        let is_last = overwriting.is_none() && self.layers.is_last(layer);
+        self.indexers.check_choice(choice, layer, is_last)?;
+        if let Some(latest) = overwriting {
             return Err(overwritten(layer, choice, latest).into());
         }
         let rows = self.rows();

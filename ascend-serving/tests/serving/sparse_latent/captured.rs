@@ -77,6 +77,15 @@ fn a_choice_is_read_before_the_next_indexer_overwrites_it() {
         assert_eq!(cache.computed_tokens(&sequence).unwrap(), 30);
     }
 
+    // The last layer is told of the overwritten choice, before that of the indexer which no layer has read.
+    let mut step = graphs.begin(&mut sparse, &stream, &mut metadata).unwrap();
+    let first = choose(&mut step, &stream, 0).unwrap();
+    (0..LAYERS - 1).for_each(|layer| drop(forward(&mut step, &stream, layer, &first).unwrap()));
+    choose(&mut step, &stream, 1).unwrap();
+    let words = ["indexer 0 in layer 2", "indexer 1 has overwritten"];
+    refused(forward(&mut step, &stream, LAYERS - 1, &first), &rules::SPARSE_CHOICE, &words);
+    drop(step);
+
     // The step is begun again, with the metadata that was padded.
     let mut step = graphs.begin(&mut sparse, &stream, &mut metadata).unwrap();
     let words = ["a choice of another step in layer 0"];
