@@ -108,7 +108,7 @@ fn backends_of_chunks_and_of_parts_have_names() {
         ("split_decode:0", "as in split_decode:256"),
         ("split_decode:x", "as in split_decode:256"),
         ("split_decode", "split_decode:KEYS"),
-        ("fused,fused", "each once"),
+        ("fused,fused", "each name once"),
         ("flash", "one of fused, fused_in_two, paged_decode"),
     ] {
         let output = backends(STEPS[0], &["--first", name, "--second", "fused"]);

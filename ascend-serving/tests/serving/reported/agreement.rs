@@ -263,7 +263,7 @@ fn a_decode_step_without_a_backend_is_told_of_the_decode_path() {
         outcome.map(drop).map_err(|error| error.to_string())
     };
     let none = step(Backends::none()).unwrap_err();
-    assert!(none.contains("`Backends::none().with(Backend::Fused)`"), "{none}");
+    assert!(none.contains("`Backends::standard(&device)`"), "{none}");
     assert!(none.contains("`.with(Backend::PagedDecode)`"), "{none}");
     let cascade = step(Backends::none().with(Backend::CascadePrefill)).unwrap_err();
     assert!(cascade.contains("`.with(Backend::PagedDecode)`"), "{cascade}");
