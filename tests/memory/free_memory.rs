@@ -1,6 +1,5 @@
 //! Device memory comes back, and running out of it is a named error that leaves the device usable.
 
-use crate::harness;
 use crate::harness::{Sample, device, stream};
 use crate::turn;
 use ascend_attention::rules;
@@ -53,7 +52,7 @@ fn memory_used_by_a_stream_that_is_gone_is_free() {
 #[cfg(feature = "emulation")]
 fn events_do_not_pile_up() {
     let _turn = turn();
-    if harness::not_on_npu("events are counted by the emulation of this process") {
+    if crate::harness::not_on_npu("events are counted by the emulation of this process") {
         return;
     }
     let stream = stream();
@@ -114,7 +113,7 @@ fn more_than_there_is_is_out_of_memory() {
 #[cfg(feature = "emulation")]
 fn memory_of_dropped_buffers_is_waited_for_before_giving_up() {
     let _turn = turn();
-    if harness::not_on_npu("failures are injected into the emulation of this process") {
+    if crate::harness::not_on_npu("failures are injected into the emulation of this process") {
         return;
     }
     let stream = stream();
