@@ -33,7 +33,7 @@ impl<T: Element> FromStr for Backends<T> {
         for name in names.split(',').map(str::trim) {
             let backend = name.parse::<Backend>()?;
             if backends.get(backend.name()).is_some() {
-                let allowed = format_args!("each name once, {}", Backend::known_names());
+                let allowed = format!("each name once, {}", Backend::known_names());
                 return Err(rules::BACKEND_KNOWN.broken(format_args!("{name:?} a second time"), allowed));
             }
             backends = backends.with(backend);
