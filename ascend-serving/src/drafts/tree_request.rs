@@ -205,7 +205,8 @@ pub(crate) fn check_nodes(nodes: usize, is_latent: bool) -> Result<(), Violation
 ///
 /// # Errors
 /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY), [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS),
-/// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY), [`BLOCK_POOL`](crate::rules::BLOCK_POOL), [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
+/// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY), [`BLOCK_POOL`](crate::rules::BLOCK_POOL),
+/// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW),
 /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED),
 /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH), [`TABLE_SHARED`](crate::rules::TABLE_SHARED),
 /// [`DRAFT_TREE`](crate::rules::DRAFT_TREE); as for [`StepProgress::begin`].
