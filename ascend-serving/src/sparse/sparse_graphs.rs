@@ -170,8 +170,9 @@ impl<T: Element> SparseGraphs<T> {
     /// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin);
     /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for another `SparseLatent` than that of the capture;
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures. The metadata is unchanged then.
-    /// Errors of the device while the buffers are filled leave it padded: it can be begun again, and computed without a
-    /// graph.
+    /// A step that is begun has padded it to the captured size, also where the step is given up or errors of the device
+    /// end it while the buffers are filled: it can be begun again, and computed without a graph, whose step then takes
+    /// the padding's rows too ([`AttentionMetadata::tokens`]).
     pub fn begin<'a>(
         &'a mut self,
         sparse: &'a mut SparseLatent<T>,
@@ -199,12 +200,13 @@ impl<T: Element> SparseGraphs<T> {
         }
         not_while_capturing("filling the buffers of a step")?;
         self.graphs.follow(stream)?;
+        let unfilled = metadata.tokens();
         metadata.pad_to_requests(self.group.requests(rows), rows)?;
         let (group, metadata) = (&self.group, &*metadata);
         let lengths = |_, update| Ok(update);
         let replays = self.graphs.start(stream, rows, lengths, |buffers| buffers.fill(group, stream, metadata))?;
         let sequences = replays.buffers().sequences.clone();
-        let graphs = Some(ReplayedSparse { replays, latest: None });
+        let graphs = Some(ReplayedSparse { replays, unfilled, latest: None });
         Ok(SparseStep::new(sparse, (stream, metadata), (lease, progress), sequences, graphs))
     }
 }

@@ -155,15 +155,21 @@ pub(super) struct SparseRows<'a> {
     pub(super) actual: usize,
     /// Rows including the padding.
     pub(super) padded: usize,
-    /// Whether the tensors have to include the padding, as without captured graphs.
-    pub(super) padding: bool,
+    /// Rows that the metadata had before graphs filled it up, in a step that is replayed. Tensors may leave the
+    /// padding out there, all of it or what the graphs have added; in other steps they have it.
+    pub(super) unfilled: Option<usize>,
 }
 
 impl<'a> SparseRows<'a> {
     /// The rows of a step without graphs.
     pub(super) fn of_step(stream: &'a Stream, metadata: &AttentionMetadata) -> Self {
         let (actual, padded) = (metadata.actual_tokens(), metadata.tokens());
-        Self { device: stream.device(), actual, padded, padding: true }
+        Self { device: stream.device(), actual, padded, unfilled: None }
+    }
+
+    /// Whether tensors may have this number of rows.
+    fn admits(&self, rows: usize) -> bool {
+        rows == self.padded || self.unfilled.is_some_and(|unfilled| rows == unfilled || rows == self.actual)
     }
 
     /// Refuses an output of the caller that does not have a row of `of_token` for each token and for the padding, or
@@ -189,10 +195,9 @@ impl<'a> SparseRows<'a> {
     /// device.
     pub(super) fn check(&self, name: &'static str, whose: Whose, tensor: &AnyTensor, of_token: &[usize]) -> Result<()> {
         tensor.check_device(name, self.device)?;
-        let Self { actual, padded, padding, .. } = *self;
-        let least = if padding { padded } else { actual };
+        let Self { actual, padded, unfilled, .. } = *self;
         let (rule, fix) = match tensor.shape().split_first() {
-            Some((rows, own)) if own == of_token && (least..=padded).contains(rows) => {
+            Some((rows, own)) if own == of_token && self.admits(*rows) => {
                 if tensor.is_contiguous() {
                     return Ok(());
                 }
@@ -200,19 +205,30 @@ impl<'a> SparseRows<'a> {
                             the stream";
                 (&rules::STEP_CONTIGUOUS, copy)
             }
+            Some((_, own)) if own == of_token && unfilled.is_some() => (
+                &rules::STEP_TOKENS,
+                "bring a row for each token of the batch that the metadata was made of, and of the padding all rows \
+                 (`tokens` of the step) or none",
+            ),
             Some((_, own)) if own == of_token => (
                 &rules::STEP_TOKENS,
                 "bring a row for each token of the batch that the metadata was made of, and for each that was added \
                  to fill it up",
             ),
-            _ => (&rules::STEP_HEADS, whose.fix(!padding)),
+            _ => (&rules::STEP_HEADS, whose.fix(unfilled.is_some())),
         };
         let given = format_args!("{name} {} in {whose}", tensor.desc());
         let dummies = padded.saturating_sub(actual);
         let allowed = format_args!(
             "[{padded}, {}]: {actual} rows of the requests and {dummies} of padding{}, with row-major strides",
             of_token.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
-            if padding || dummies == 0 { "" } else { ", which may be left out" },
+            match unfilled {
+                Some(unfilled) if dummies > 0 && (actual + 1..padded).contains(&unfilled) => {
+                    format!(", which may be left out, all or those behind the first {unfilled} rows")
+                }
+                Some(_) if dummies > 0 => ", which may be left out as a whole".to_owned(),
+                _ => String::new(),
+            },
         );
         Err(Violation::new(rule, given, allowed, fix).into())
     }

@@ -75,6 +75,8 @@ pub struct SparseStep<'a, T: Element> {
 /// The graphs of a step: those of its layers, and behind them those of its indexers.
 pub(super) struct ReplayedSparse<'a, T: Element> {
     pub(super) replays: Replays<'a, SparseBuffers<T>>,
+    /// The rows that the metadata had before it was padded to the captured size.
+    pub(super) unfilled: usize,
     /// The indexer that was queued last: what the others have chosen is overwritten.
     pub(super) latest: Option<usize>,
 }
@@ -126,9 +128,9 @@ impl<'a, T: Element> SparseStep<'a, T> {
     /// read. Indexers are numbered as the cache of their keys numbers its layers; in each step every indexer is queued
     /// once, since later steps choose among its keys. The first one plans for all.
     ///
-    /// In a step that is replayed the inputs have a row for each token of the step, with the padding or without it, and
-    /// are copied into the tensors of the graph. All indexers write their choice to one tensor there, so that a layer
-    /// has to read it before the next indexer.
+    /// In a step that is replayed the inputs have the rows of the step, with all of the padding, without any of it, or
+    /// without what the graphs have added to the metadata's own. They are copied into the tensors of the graph. All
+    /// indexers write their choice to one tensor there, so that a layer has to read it before the next indexer.
     ///
     /// Returns at once, with two exceptions. In a step of short contexts the first indexer waits until its list is on
     /// the device. Over [quantised keys](PagedKvCache::quantised_index_keys) each waits for its new keys, and for its
@@ -209,7 +211,8 @@ impl<'a, T: Element> SparseStep<'a, T> {
     ///
     /// The output has the padding, and is lent until the next call of this step; a clone of the tensor is the same
     /// memory. In a step that is replayed all layers write the same output: queue work that reads it on the step's
-    /// stream before the next layer, or copy it there. The inputs may leave the padding out then.
+    /// stream before the next layer, or copy it there. The inputs may leave the padding out then, as those of
+    /// [`choose`](Self::choose).
     ///
     /// # Errors
     /// [`SPARSE_CHOICE`](crate::rules::SPARSE_CHOICE) for a choice of another step, for one that a later indexer has
@@ -323,8 +326,8 @@ impl<'a, T: Element> SparseStep<'a, T> {
     }
 
     fn rows(&self) -> SparseRows<'a> {
-        let padding = self.graphs.is_none();
-        SparseRows { padding, ..SparseRows::of_step(self.stream, self.metadata) }
+        let unfilled = self.graphs.as_ref().map(|graphs| graphs.unfilled);
+        SparseRows { unfilled, ..SparseRows::of_step(self.stream, self.metadata) }
     }
 
     /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the

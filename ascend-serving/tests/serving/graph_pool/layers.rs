@@ -182,6 +182,70 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     step.forward(0, (&query, &key, &value)).unwrap();
 }
 
+/// The padding of a replay that was dropped counts for nothing: the step is begun again, with a graph or without one.
+#[test]
+fn a_step_whose_replay_was_dropped_is_computed_either_way() {
+    let stream = harness::stream();
+    for pad in [PadPolicy::SkipNegative, PadPolicy::DumpSlot(5)] {
+        let mut attention = attention_over(&stream, 2, 24, Cache::BnBsH, pad);
+        let mut graphs = attention.capture(&stream, Causality::Causal, &GraphLimits::new([2, 4], 300)).unwrap();
+        let settings = BatchSettings::of(attention.cache(), Causality::Causal).policy(POLICY);
+        let mut running = [0, 100].map(|first| (Sequence::new(attention.cache().pool()), vec![first, first + 1]));
+        for (sequence, names) in &mut running {
+            attention.grow(&stream, sequence, 2).unwrap();
+            let metadata = AttentionMetadata::new(&[BatchRequest::of(sequence, 2)], settings).unwrap();
+            let mut step = attention.begin(&stream, &metadata).unwrap();
+            for layer in 0..2 {
+                let [query, key, value] = tensors(&stream, names, layer);
+                step.forward(layer, (&query, &key, &value)).unwrap();
+            }
+            step.end().unwrap();
+        }
+        for (turn, replayed) in [true, false, true, false].into_iter().enumerate() {
+            // One request is padded to 2, or both and another begin to 4.
+            let batch = &mut running[..1 + turn / 2];
+            for (sequence, names) in &mut *batch {
+                attention.grow(&stream, sequence, 1).unwrap();
+                names.push(200 + 10 * turn as u64 + names[0]);
+            }
+            let requests: Vec<_> = batch.iter().map(|(sequence, _)| BatchRequest::of(sequence, 1)).collect();
+            let mut metadata = AttentionMetadata::new(&requests, settings).unwrap();
+            if turn > 1 {
+                metadata.pad_to(3).unwrap();
+            }
+            let mut dropped = graphs.begin(&stream, &mut metadata).unwrap();
+            let [query, key, value] = tensors(&stream, &vec![900; batch.len()], 0);
+            dropped.forward(0, (&query, &key, &value)).unwrap();
+            drop(dropped);
+            let padded = [2, 2, 4, 4][turn];
+            assert_eq!([metadata.tokens(), metadata.actual_tokens()], [padded, batch.len()]);
+            let mut rows: Vec<u64> = batch.iter().map(|(_, names)| *names.last().unwrap()).collect();
+            rows.resize(padded, 901);
+            let compared = |layer: usize, output: &Tensor<bf16>| {
+                let output = output.download(&stream).unwrap();
+                for (row, (_, names)) in output.chunks(HEADS * DIM).zip(&*batch) {
+                    check(row, names, layer, None, &format!("turn {turn}"));
+                }
+            };
+            if replayed {
+                let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+                for layer in 0..2 {
+                    let [query, key, value] = tensors(&stream, &rows, layer);
+                    compared(layer, step.forward(layer, (&query, &key, &value)).unwrap());
+                }
+                step.end().unwrap();
+            } else {
+                let mut step = attention.begin(&stream, &metadata).unwrap();
+                for layer in 0..2 {
+                    let [query, key, value] = tensors(&stream, &rows, layer);
+                    compared(layer, &step.forward(layer, (&query, &key, &value)).unwrap());
+                }
+                step.end().unwrap();
+            }
+        }
+    }
+}
+
 /// 64 requests of up to 32768 keys would have 16384 blocks; together they never have more than the 96 that there are.
 #[test]
 fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {

@@ -146,6 +146,13 @@ fn inputs_that_do_not_fit_the_capture_are_named() {
     let mut graphs = captured(&stream, &sparse);
     let sequence = sequence(&stream, &mut sparse, 20, 1);
     let mut metadata = step_of(&sparse, &[(&sequence, 1)]);
+    drop(graphs.begin(&mut sparse, &stream, &mut metadata).unwrap());
+    // The padding of a replay that was dropped counts for nothing in a step without graphs.
+    let mut step = sparse.begin(&stream, &metadata).unwrap();
+    let choice = step.choose(0, IndexRows::of(&stream, &[1; 6], 0).tensors()).unwrap();
+    let rows = LayerRows::of(&stream, &[1; 6], 0);
+    let planned = step.forward(0, rows.tensors(&choice)).unwrap().download(&stream).unwrap();
+    drop(step);
     let mut step = graphs.begin(&mut sparse, &stream, &mut metadata).unwrap();
     assert_eq!(step.tokens(), 6);
     let few = stream.upload(&[bf16::ONE; 4 * 128], [1, 4, 128]).unwrap();
@@ -156,6 +163,9 @@ fn inputs_that_do_not_fit_the_capture_are_named() {
     refused(step.choose(0, inputs), &rules::STEP_HEADS, &words);
     let none = IndexRows::of(&stream, &[], 0);
     refused(step.choose(0, none.tensors()), &rules::STEP_TOKENS, &["1 rows of the requests and 5 of padding"]);
+    // A part of the padding is neither with it nor without it.
+    let part = IndexRows::of(&stream, &[1; 3], 0);
+    refused(step.choose(0, part.tensors()), &rules::STEP_TOKENS, &["[3, 8, 128]", "all rows", "as a whole"]);
     let weights = stream.upload(&[1f32; INDEX_HEADS], [1, INDEX_HEADS]).unwrap();
     let IndexerTensors { query, key, .. } = rows.tensors();
     let words = ["weights of FLOAT", "as the graphs were captured with"];
@@ -165,6 +175,11 @@ fn inputs_that_do_not_fit_the_capture_are_named() {
     let padded = LayerRows::of(&stream, &[1; 6], 0);
     let mut output = step.forward(0, padded.tensors(&choice)).unwrap().clone();
     assert_eq!(output.shape(), [6, HEADS, LATENT]);
+    let replayed = output.download(&stream).unwrap();
+    let same = planned.iter().zip(&replayed).take(HEADS * LATENT);
+    assert!(same.into_iter().all(|(one, other)| (one.to_f64() - other.to_f64()).abs() <= 1e-2));
+    let part = LayerRows::of(&stream, &[1; 5], 1);
+    refused(step.forward(1, part.tensors(&choice)).map(drop), &rules::STEP_TOKENS, &["query", "or none"]);
     let rows = LayerRows::of(&stream, &[1], 1);
     let mut other = rows.tensors(&choice);
     other.query = &rows.latent;
