@@ -48,11 +48,15 @@ ascend_attention::spec::library_rules! {
         "compute all tokens that the sequence grew by in one step, and grow once for each step";
     SEQUENCE_COMPUTED = "sequence.computed",
         "a step computes tokens that no step has computed before, unless the request says so",
-        "`grow` the sequence by its new tokens before each step, and make the step's metadata after that; to compute "
-        "tokens once more on purpose, as benchmarks do, say `recompute` of the request";
+        "`grow` the sequence by its new tokens before each step, and make the step's requests, and metadata of them, "
+        "after that; to compute tokens once more on purpose, as benchmarks do, say `recompute` of the request";
     SEQUENCE_IN_PROGRESS = "sequence.in_progress",
         "tokens are computed or moved only while no step of their sequence is in progress",
         "queue all layers of the step in progress, or drop it, before the next step of its sequences begins";
+    SEQUENCE_MOVED = "sequence.moved",
+        "a token that has moved within its sequence moves no more until the sequence is cut",
+        "move the accepted tokens once, from `AcceptedDrafts::moves`, and cut the sequence behind them (`truncate`); \
+         pairs that follow from one another go into one call";
     SEQUENCE_CHANGED = "sequence.changed",
         "a step begins with its sequences as they were when its metadata was made",
         "make the step's metadata after the last `grow`, `truncate` or `drop_before` of its sequences";
@@ -324,6 +328,9 @@ ascend_attention::spec::library_rules! {
         "flags name backends of the library",
         "write names as `Backends::names` prints them, divided by commas, `split_decode` with its number of keys; register \
          a backend of your own by `Backends::with`";
+    BACKEND_BOUND = "backend.bound",
+        "a step of a kind for which a flag or `Backends::for_steps` names backends is computed by one of these",
+        "give `Backends::for_steps` a list with this backend for steps of this kind, or leave the flag of the kind out";
     BACKEND_NAME = "backend.name",
         "layers prefer a registered backend",
         "name one that is registered for these steps: in their flag or list of `for_steps`, where they have one, and "
@@ -375,8 +382,8 @@ ascend_attention::spec::library_rules! {
         "layers have another mask, set it in the metadata";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
-        "let the calls depend on the size alone, or capture with a backend such as `Backend::Fused`, and compute this "
-        "step without a graph";
+        "register a backend such as `Backend::Fused` behind it before the capture, or compute the step without a "
+        "graph; in a backend of your own let the calls depend on the size alone";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask, sinks, weights or \
          decays",

@@ -1,5 +1,7 @@
 //! Moves of cached tokens within their sequence, for accepted drafts.
 
+use std::ops::Range;
+
 use ascend_attention::spec::geometry::TokenTree;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
@@ -88,7 +90,8 @@ impl QuantisedLayer {
 impl<T: Element> PagedKvCache<T> {
     /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions,
     /// from and to, one after another. Returns at once. The old contents of the target positions are lost; the other
-    /// positions, and the length, stay. Move once: the same pairs again move what has come to their places meanwhile.
+    /// positions, and the length, stay. Until the sequence is cut, no later call moves a token from among the positions
+    /// that an earlier one moved tokens to: the same pairs again would move what has come to their places meanwhile.
     /// Where a copy fails on the device, some layers are moved and others not: the tokens from the first target on do
     /// not count as computed any more.
     ///
@@ -103,6 +106,7 @@ impl<T: Element> PagedKvCache<T> {
     /// for more moves than it has tokens and the largest tree has nodes,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
     /// [`mark_computed`](PagedKvCache::mark_computed) named,
+    /// [`SEQUENCE_MOVED`](crate::rules::SEQUENCE_MOVED) for one from among the targets of an earlier call,
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step of the sequence is in progress,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
@@ -157,8 +161,9 @@ impl<T: Element> PagedKvCache<T> {
         }
         let block_size = self.pool().block_size();
         let computed = self.entry().computed_tokens(sequence.stamp());
+        let moved = self.entry().moved(sequence.stamp());
         let most = most_moves(sequence);
-        let (mut slots, mut first) = (Vec::new(), usize::MAX);
+        let (mut slots, mut targets) = (Vec::new(), usize::MAX..0);
         for (count, &(from, to)) in moves.iter().enumerate() {
             if count == most {
                 return Err(Violation::new(
@@ -182,6 +187,19 @@ impl<T: Element> PagedKvCache<T> {
                 )
                 .into());
             }
+            if from != to && moved.contains(&from) {
+                return Err(rules::SEQUENCE_MOVED
+                    .broken(
+                        format_args!(
+                            "position {from} to move from, of a sequence in which tokens have moved to positions {} \
+                             to {}",
+                            moved.start,
+                            moved.end - 1
+                        ),
+                        "tokens that have not moved since the sequence was cut",
+                    )
+                    .into());
+            }
             let block = sequence.block(to / block_size);
             if block.is_some_and(Block::is_shared) {
                 return Err(Violation::new(
@@ -198,11 +216,11 @@ impl<T: Element> PagedKvCache<T> {
                 .into());
             }
             if from != to {
-                first = first.min(to);
+                targets = targets.start.min(to)..targets.end.max(to + 1);
                 slots.push(pair);
             }
         }
-        Ok(CheckedMoves { slots, first })
+        Ok(CheckedMoves { slots, targets })
     }
 
     /// Queues the copies of moves that [`check_moves`](Self::check_moves) has checked.
@@ -219,7 +237,7 @@ impl<T: Element> PagedKvCache<T> {
 
     /// Records that a move has failed: some layers have other tokens than the rest from the first target on.
     fn lose_moved(&self, sequence: &Sequence, moves: &CheckedMoves) {
-        self.entry().lose(sequence.stamp(), moves.first);
+        self.entry().lose(sequence.stamp(), moves.targets.start);
     }
 }
 
@@ -236,8 +254,11 @@ pub(crate) fn move_in_caches<'a, T: Element>(
     let checked = caches.into_iter().map(|(cache, part)| Ok((cache, part, cache.check_moves(stream, part, &moves)?)));
     let checked = checked.collect::<Result<Vec<_>>>()?;
     let moved = checked.iter().try_for_each(|(cache, _, moves)| cache.queue_moves(stream, moves));
-    if moved.is_err() {
-        checked.iter().for_each(|(cache, part, moves)| cache.lose_moved(part, moves));
+    for (cache, part, moves) in checked.iter().filter(|(_, _, moves)| !moves.slots.is_empty()) {
+        match moved {
+            Ok(()) => cache.entry().note_moved(part.stamp(), &moves.targets),
+            Err(_) => cache.lose_moved(part, moves),
+        }
     }
     moved
 }
@@ -247,8 +268,8 @@ pub(crate) fn move_in_caches<'a, T: Element>(
 struct CheckedMoves {
     /// Slots to move from and to.
     slots: Vec<(usize, usize)>,
-    /// The first position that is moved to.
-    first: usize,
+    /// The positions from the first to the last one that is moved to.
+    targets: Range<usize>,
 }
 
 /// Refuses moves in a sequence with a state in layers of linear attention.

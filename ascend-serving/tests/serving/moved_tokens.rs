@@ -119,6 +119,48 @@ fn accepted_drafts_come_to_lie_behind_each_other() {
     }
 }
 
+/// The same moves again would move what has come to their places.
+#[test]
+fn tokens_that_have_moved_stay_until_their_sequence_is_cut() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, Some(Cache::BnBsH), 1);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    let mut names: Vec<u64> = (0..12).collect();
+    step(&stream, &mut attention, &mut sequence, &names);
+    let moves = [(8, 7), (10, 8), (11, 9)];
+    let moved = |attention: &mut Attention<bf16>, sequence: &Sequence, moves: &[(usize, usize)]| {
+        attention.cache_mut().move_tokens(&stream, sequence, moves.iter().copied())
+    };
+    // Pairs may come in several calls, since each is of a token behind those that have moved.
+    for pair in moves {
+        moved(&mut attention, &sequence, &[pair]).unwrap();
+    }
+    for (from, to) in moves {
+        names[to] = names[from];
+    }
+    let fork = sequence.fork();
+    for sequence in [&sequence, &fork] {
+        let again = moved(&mut attention, sequence, &moves).unwrap_err();
+        assert!(again.breaks(&rules::SEQUENCE_MOVED) && again.to_string().contains("position 8"), "{again}");
+    }
+    drop(fork);
+    // A token that stays where it is does not move.
+    moved(&mut attention, &sequence, &[(8, 8)]).unwrap();
+    sequence.truncate(10).unwrap();
+    names.truncate(10);
+    names.push(100);
+    let got = step(&stream, &mut attention, &mut sequence, &[100]);
+    let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
+    for (got, want) in got.iter().zip(&want) {
+        assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 1e-2), "{got}, expected {want}");
+    }
+    // A cut that removes nothing ends the moves, too.
+    moved(&mut attention, &sequence, &[(10, 9)]).unwrap();
+    moved(&mut attention, &sequence, &[(9, 8)]).unwrap_err();
+    sequence.truncate(11).unwrap();
+    moved(&mut attention, &sequence, &[(9, 8)]).unwrap();
+}
+
 #[test]
 fn what_must_not_move_is_refused_and_nothing_has_moved() {
     let stream = harness::stream();

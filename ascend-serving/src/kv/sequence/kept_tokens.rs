@@ -79,7 +79,8 @@ impl Sequence {
     }
 
     /// Removes the tokens from `tokens` on, such as drafts that were not accepted, or all when the request is
-    /// preempted. After an error the sequence is unchanged.
+    /// preempted. Tokens that have moved ([`PagedKvCache::move_tokens`](crate::kv::PagedKvCache::move_tokens)) may move
+    /// again then, also where none is removed. After an error the sequence is unchanged.
     ///
     /// # Errors
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) if it has fewer, or for fewer than were given back, other
@@ -110,6 +111,7 @@ impl Sequence {
         if tokens < self.len {
             self.entry.cut(tokens);
         }
+        self.entry.settle_moves();
         self.len = tokens;
         self.given_back = self.given_back.min(tokens);
         self.others.iter_mut().for_each(|other| other.cut(tokens));

@@ -1,6 +1,7 @@
 //! The entry of a cache in the table of its pool, and what a pool says of all its caches.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -78,6 +79,25 @@ impl CacheEntry {
                 progress.computed = tokens;
                 progress.missing = None;
             }
+        }
+    }
+
+    /// The positions of a sequence, from the first to the last one, that tokens have moved to in this cache since the
+    /// sequence was cut.
+    pub(in crate::kv) fn moved(&self, sequence: SequenceStamp) -> Range<usize> {
+        let mut table = lock(self.pool.progress_table());
+        let progress = table.progress(Some(self.place), sequence.place).next();
+        progress.map_or(0..0, |progress| progress.moved.clone())
+    }
+
+    /// Records that tokens of a sequence have moved to positions among these in this cache.
+    pub(in crate::kv) fn note_moved(&self, sequence: SequenceStamp, targets: &Range<usize>) {
+        let mut table = lock(self.pool.progress_table());
+        for Progress { moved, .. } in table.progress(Some(self.place), sequence.place) {
+            *moved = match Range::is_empty(moved) {
+                true => targets.clone(),
+                false => moved.start.min(targets.start)..moved.end.max(targets.end),
+            };
         }
     }
 

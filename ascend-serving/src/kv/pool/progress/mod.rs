@@ -5,6 +5,7 @@ mod sequence_entry;
 mod step_progress;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ascend_attention::Violation;
@@ -64,6 +65,8 @@ struct Progress {
     cut: usize,
     /// The layers that the last step left out, if it left out any.
     missing: Option<Arc<str>>,
+    /// The positions from the first to the last one that tokens have moved to since the sequence was cut.
+    moved: Range<usize>,
 }
 
 /// A sequence, and its version.

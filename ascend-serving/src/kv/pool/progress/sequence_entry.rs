@@ -30,6 +30,7 @@ impl SequenceEntry {
             Progress {
                 computed: own.settled().min(tokens),
                 missing: own.missing.clone().filter(|_| own.computed < tokens),
+                moved: own.moved.clone(),
                 ..Progress::default()
             }
         })
@@ -71,6 +72,14 @@ impl SequenceEntry {
     /// Records that the sequence was cut to `tokens` tokens.
     pub(in crate::kv) fn cut(&mut self, tokens: usize) {
         self.change_to(Some(tokens));
+    }
+
+    /// Records that the tokens which have moved are where they stay.
+    pub(in crate::kv) fn settle_moves(&self) {
+        let mut table = lock(self.pool.progress_table());
+        for progress in table.progress(None, self.stamp.place) {
+            progress.moved = 0..0;
+        }
     }
 
     /// Records that the sequence has another block in place of one that its steps in progress may write, with a copy of
