@@ -230,6 +230,11 @@ impl Backend {
         }
     }
 
+    /// Whether a backend of this name is one of these, and not an engine's own.
+    pub(super) fn has_name(name: &str) -> bool {
+        name == "split_decode" || Self::NAMED.iter().any(|backend| backend.name() == name)
+    }
+
     /// What [`FromStr`] takes.
     pub(super) fn known_names() -> String {
         let names = Self::NAMED.map(|backend| backend.name()).join(", ");

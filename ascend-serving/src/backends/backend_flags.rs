@@ -55,7 +55,8 @@ impl<T: Element> FromStr for Backends<T> {
 ///
 /// So SGLang resolves `--decode-attention-backend`, `--prefill-attention-backend` and `--attention-backend`; there
 /// `speculative_attention_mode` chooses for drafts one of the former two. A flag binds: where its backends do not serve
-/// a step, no other one does, and the error says why. The model needs no flag: each backend of the standard list
+/// a step, no other one does, and the error says why. A backend of your own serves steps without a flag
+/// ([`Backends::with`]), and those of a kind by [`Backends::for_steps`]. The model needs no flag: each backend of the standard list
 /// refuses the layers that it does not serve, latents, caches of 8 bits and masks among them, and
 /// [`Attention::backend_choices`](crate::Attention::backend_choices) reports which ones would serve a model.
 ///
@@ -134,6 +135,10 @@ mod tests {
             "split_decode",
             "split_decode:0",
             "split_decode:x",
+            "split_decode:+5",
+            "split_decode:05",
+            "split_decode:256:+8",
+            "split_decode:256:08",
             "split_decode:1:0",
             "fused:2",
         ] {

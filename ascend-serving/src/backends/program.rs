@@ -174,8 +174,9 @@ impl<T: Element> StepProgram<T> {
             &rules::GRAPH_BACKEND,
             format_args!("calls of the backend `{backend}` whose number, rows or merge depend on the step"),
             "calls that the captured size fixes",
-            "let the calls depend on the size alone, and not on lengths or `AttentionMetadata::requests`, which is 0 \
-             in a capture; or capture with a backend such as `Backend::Fused`, and compute this step without a graph",
+            "register a backend such as `Backend::Fused` behind it before the capture, or compute this step without a \
+             graph; a backend of your own may let its calls depend on the size, and not on lengths or \
+             `AttentionMetadata::requests`, which is 0 in a capture",
         ))
     }
 

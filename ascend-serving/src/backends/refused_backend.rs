@@ -3,11 +3,13 @@
 use std::fmt;
 
 use ascend_attention as attention;
-use ascend_attention::Device;
 use ascend_attention::spec::{Cann, Level, Rule, Target};
+use ascend_attention::{Device, Violation};
 
 use crate::error::Error;
 use crate::rules;
+
+use super::backend::Backend;
 
 /// A backend that could not serve a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +36,7 @@ impl RefusedBackend {
             Error::Attention(attention::Error::OperatorVersion { since, .. }) => release(since),
             _ => None,
         };
-        Self { name, why: for_schedulers(why), taken_by }
+        Self { name, why: for_engines(name, why), taken_by }
     }
 }
 
@@ -72,9 +74,19 @@ impl fmt::Display for RefusedBackend {
     }
 }
 
-/// Rewrites the operator's refusal of a batch in the terms of a scheduler.
-fn for_schedulers(why: Error) -> Error {
+/// Rewrites the operator's refusal of a batch in the terms of a scheduler, and that of a sparse mode, which the caller
+/// of a backend of the library does not choose, as one of the step.
+fn for_engines(name: &str, why: Error) -> Error {
     match why {
+        Error::Violation(violation) if violation.rule.id == "sparse_mode.single_row" && Backend::has_name(name) => {
+            Violation::new(
+                &rules::BACKEND_STEP,
+                "one new token in each request, under a mask in a call with a batch axis",
+                "several new tokens in each request",
+                "register `Backend::Fused` behind this one, or for layers that see every key `Backend::PagedDecode`",
+            )
+            .into()
+        }
         Error::Violation(violation) if violation.rule.id == "cache.blocks" => {
             let given = violation.given;
             rules::BATCH_BLOCKS
@@ -95,7 +107,7 @@ fn rules_of(why: &Error) -> Vec<&'static Rule> {
 }
 
 /// The rules by which backends refuse steps that they are not made for.
-const OTHER_STEPS: [&Rule; 12] = [
+const OTHER_STEPS: [&Rule; 13] = [
     &rules::BACKEND_STEP,
     &rules::BACKEND_DECODE,
     &rules::BACKEND_SPLIT,
@@ -107,6 +119,7 @@ const OTHER_STEPS: [&Rule; 12] = [
     &rules::BACKEND_LATENT,
     &rules::BACKEND_CASCADE,
     &rules::BACKEND_SHARED_PREFIX,
+    &rules::BACKEND_BOUND,
     &rules::STEP_SHARED_KEYS,
 ];
 

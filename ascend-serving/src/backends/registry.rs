@@ -55,7 +55,7 @@ const WRONG_PROGRAM: [&Rule; 3] = [&rules::BACKEND_ROWS, &rules::BACKEND_KEYS, &
 
 /// The advice of steps whose backends are named for their kind alone.
 const BOUND: &str = "a flag, or `Backends::for_steps`, binds steps of this kind to these backends: name another one \
-     there, since no registered one is tried";
+     there, one of your own in the list of `Backends::for_steps`, since no registered one is tried";
 
 /// The backend whose program a graph records.
 pub(crate) struct Recorded<T: Element> {
@@ -73,7 +73,8 @@ pub struct SelectedBackend<T: Element> {
     pub name: &'static str,
     /// The step that the backend has prepared, for all layers that come to it.
     pub plan: Arc<StepPlan<T>>,
-    /// Backends that were tried before this one.
+    /// Backends that were tried before this one, and behind them those of your own that are registered and not tried
+    /// ([`BACKEND_BOUND`](crate::rules::BACKEND_BOUND)).
     pub refused: Vec<RefusedBackend>,
 }
 
@@ -179,7 +180,9 @@ impl<T: Element> Backends<T> {
     /// Serves some kinds of steps by other backends alone, as flags of engines ask
     /// ([`BackendFlags`](crate::BackendFlags)): where these refuse a step of such a kind, no backend serves it. They
     /// replace earlier ones of the kind and what layers [prefer](Self::prefer) there. Of the others only the list
-    /// counts, and neither what they prefer nor their limit of memory.
+    /// counts, and neither what they prefer nor their limit of memory. Backends of your own that are registered
+    /// otherwise ([`with`](Self::with), [`append`](Self::append)) are not tried in such steps, which
+    /// [`SelectedBackend::refused`] says.
     ///
     /// ```
     /// use ascend_attention::bf16;
@@ -433,6 +436,20 @@ impl<T: Element> Backends<T> {
         Ok(recorded)
     }
 
+    /// The backends of an engine's own that are registered and not tried in a kind of step, since a list binds it to
+    /// others.
+    fn untried(&self, state: AttentionState) -> impl Iterator<Item = RefusedBackend> {
+        let tried = self.of_state(state);
+        let is_tried = |name: &str| tried.iter().any(|backend| backend.name() == name);
+        let names = self.backends.iter().map(|backend| backend.name());
+        names.filter(move |name| !Backend::has_name(name) && !is_tried(name)).map(move |name| {
+            let named: Vec<_> = tried.iter().map(|backend| backend.name()).collect();
+            let allowed = format_args!("the backends that are named for it: {}", named.join(", "));
+            let why = rules::BACKEND_BOUND.broken(format_args!("a step of the kind {state:?}"), allowed);
+            RefusedBackend { name, why: why.into(), taken_by: None }
+        })
+    }
+
     /// The backends of a kind of step.
     fn of_state(&self, state: AttentionState) -> &[Arc<dyn AttentionBackend<T>>] {
         self.of_steps.get(&state).unwrap_or(&self.backends)
@@ -478,14 +495,18 @@ impl<T: Element> Backends<T> {
         check_deterministic(self.deterministic, step.stream.device())?;
         tentatively(|| {
             let mut refused = Vec::new();
-            let is_bound = self.of_steps.contains_key(&step.metadata.state());
-            for backend in self.in_order(first.layer, step.metadata.state()) {
+            let state = step.metadata.state();
+            let is_bound = self.of_steps.contains_key(&state);
+            for backend in self.in_order(first.layer, state) {
                 let admitted = match self.deterministic {
                     true => check_backend(&**backend, step, first).map_err(Error::from),
                     false => Ok(()),
                 };
                 match admitted.and_then(|()| prepare(backend)) {
-                    Ok(prepared) => return Ok((prepared, refused)),
+                    Ok(prepared) => {
+                        refused.extend(self.untried(state));
+                        return Ok((prepared, refused));
+                    }
                     // A device that fails says nothing about the backend.
                     Err(why @ Error::Attention(CallError::Acl { .. } | CallError::Timeout { .. })) => return Err(why),
                     Err(why) => {
@@ -499,6 +520,7 @@ impl<T: Element> Backends<T> {
                     }
                 }
             }
+            refused.extend(self.untried(state));
             Err(no_backend(&refused, if is_bound { Some(BOUND) } else { self.hint(step, first) }))
         })
     }

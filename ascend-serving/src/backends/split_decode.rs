@@ -48,9 +48,11 @@ impl SplitDecode {
 
     /// How to cut keys by the sizes in text, `KEYS` or `KEYS:PARTS`.
     pub(super) fn of_sizes(sizes: &str) -> Option<Self> {
+        // A number is written in one way: without a sign, and without zeros in front.
+        let number = |text: &str| text.starts_with(|first| ('1'..='9').contains(&first)).then(|| text.parse().ok())?;
         Some(match sizes.split_once(':') {
-            None => Self::Tiles(sizes.parse().ok()?),
-            Some((keys, most)) => Self::Capped { keys: keys.parse().ok()?, max_splits: most.parse().ok()? },
+            None => Self::Tiles(number(sizes)?),
+            Some((keys, most)) => Self::Capped { keys: number(keys)?, max_splits: number(most)? },
         })
     }
 

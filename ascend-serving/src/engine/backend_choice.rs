@@ -22,7 +22,8 @@ pub struct BackendChoice {
     pub state: AttentionState,
     /// The backend's name, or why there is none.
     pub served: Result<&'static str>,
-    /// Backends that were tried before that one.
+    /// Backends that were tried before that one, and those of your own that are registered and not tried
+    /// ([`BACKEND_BOUND`](crate::rules::BACKEND_BOUND)).
     pub refused: Vec<RefusedBackend>,
     /// Device memory that the served step needs besides the cache; zeros where no backend serves the step.
     pub memory: StepMemory,

@@ -206,6 +206,65 @@ impl AttentionBackend<bf16> for Renamed {
     }
 }
 
+/// An engine chooses no sparse mode, and its requests no mask: the refusal is of the step.
+#[test]
+fn a_step_that_the_operator_would_mask_otherwise_is_refused_by_its_backend() {
+    let stream = harness::stream();
+    for window in [None, Some(8)] {
+        let shape = CacheShape::new(1, 1, DIM);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+        let causality = Causality::from_flags(true, window).unwrap();
+        let backends = Backends::none().with(Backend::BatchedQueries);
+        let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+        let choices = attention.backend_choices(&stream, 0, causality, None).unwrap();
+        let decode = choices.into_iter().find(|choice| choice.state == AttentionState::DecodeOnly).unwrap();
+        let why = decode.served.unwrap_err();
+        assert!(why.breaks(&rules::BACKEND_STEP), "{why}");
+        let text = why.to_string();
+        assert!(text.contains("batched_queries: ") && text.contains("register `Backend::Fused`"), "{text}");
+        assert!(!text.contains("sparse"), "{text}");
+    }
+}
+
+#[test]
+fn a_backend_that_a_flag_keeps_from_a_step_is_named() {
+    let stream = harness::stream();
+    let shape = CacheShape::new(1, 1, DIM);
+    let choices = |bind: &dyn Fn(Backends<bf16>) -> Backends<bf16>| {
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+        let flags = BackendFlags { decode: Some("paged_decode"), verify: Some("mla"), ..BackendFlags::default() };
+        let backends = bind(flags.backends(stream.device()).unwrap());
+        let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+        attention.backend_choices(&stream, 0, Causality::Causal, None).unwrap()
+    };
+    let own = || Backends::none().with(Renamed);
+    for bind in [&|flags: Backends<bf16>| flags.append(own()), &|flags| own().append(flags)]
+        as [&dyn Fn(Backends<bf16>) -> Backends<bf16>; 2]
+    {
+        for choice in choices(bind) {
+            let kept: Vec<_> = choice.refused.iter().filter(|refused| refused.name == "renamed").collect();
+            match choice.state {
+                AttentionState::DecodeOnly => {
+                    assert_eq!(choice.served, Ok("paged_decode"));
+                    let why = kept[0].to_string();
+                    assert!(kept[0].why.breaks(&rules::BACKEND_BOUND) && why.contains("named for it: paged_decode"));
+                }
+                AttentionState::SpecDecoding => {
+                    let why = choice.served.unwrap_err();
+                    assert!(why.breaks(&rules::BACKEND_BOUND) && why.to_string().contains("renamed: "), "{why}");
+                }
+                _ => assert!(choice.served.is_ok() && kept.is_empty(), "{choice}"),
+            }
+        }
+    }
+    // What it advises.
+    let named = choices(&|flags| flags.for_steps(&[AttentionState::DecodeOnly, AttentionState::SpecDecoding], own()));
+    for choice in named {
+        let own = matches!(choice.state, AttentionState::DecodeOnly | AttentionState::SpecDecoding);
+        assert_eq!(choice.served, Ok(if own { "renamed" } else { "fused" }));
+    }
+}
+
 #[test]
 fn graphs_that_verify_drafts_record_the_backend_of_their_flag() {
     let stream = harness::stream();
