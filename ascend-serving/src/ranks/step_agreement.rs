@@ -35,8 +35,21 @@ const SETTINGS: [Term; 10] = [
     ("cap of the scores", factor),
 ];
 
-/// What each request of a step is on all ranks.
-const REQUEST: [Term; 3] = [("cached tokens", number), ("new tokens", number), ("sequence", sequence)];
+/// What each request of a step is on all ranks, and what mends ranks that differ in it.
+const REQUEST: [(Term, &str); 3] = [
+    (("cached tokens", number), SEQUENCES_FIX),
+    (
+        ("new tokens", number),
+        "begin the step again, on the ranks that have brought something else, with the same new tokens of each request; \
+         the others repeat the layer",
+    ),
+    (("sequence", sequence), SEQUENCES_FIX),
+];
+
+/// What mends ranks whose sequences differ.
+const SEQUENCES_FIX: &str = "bring the requests in the same order, no step left out or made twice; where a sequence was \
+     preempted, cut or made anew on some ranks alone, do the same on the others, and compute its tokens again on all; \
+     begin the step again on the ranks that change something, and repeat the layer on the others";
 
 /// The last of all: how the step is computed, since each way exchanges other tensors.
 const FORM: Term = ("step", |form| match form {
@@ -62,13 +75,17 @@ const STATE: Term = ("step", |state| if state == REFUSED { "refused" } else { "b
 const REFUSED_FIX: &str =
     "begin the step on the rank that refuses it, and repeat the layer on the others; or drop the step on all ranks";
 
-/// What mends ranks that bring other requests, that were made with other settings, and that use other graphs.
-const FIXES: [&str; 3] = [
-    "begin the step again, on the ranks that have brought something else, with the same requests in the same order, no \
-     step left out or made twice; the others repeat the layer",
-    "make the attentions of all ranks anew, with the same runs, layers, heads, element type, scale and cap",
-    "begin the step on all ranks by `begin`, on all by `begin_rows`, or on all from graphs of the same sizes",
-];
+/// What mends ranks that bring more or fewer requests.
+const REQUESTS_FIX: &str = "begin the step again, on the ranks that have brought something else, with the same requests \
+     in the same order; a request that some ranks have preempted or ended is left out on all; the others repeat the layer";
+
+/// What mends ranks that were made with other settings.
+const SETTINGS_FIX: &str =
+    "make the attentions of all ranks anew, with the same runs, layers, heads, element type, scale and cap";
+
+/// What mends ranks that compute the step in other ways.
+const FORM_FIX: &str =
+    "begin the step on all ranks by `begin`, on all by `begin_rows`, or on all from graphs of the same sizes";
 
 /// What a rank sends in the place of the digest of a step that it refuses. No digest is.
 const REFUSED: i64 = 0;
@@ -251,7 +268,7 @@ pub(super) fn gather(
     Ok(all.download(stream)?)
 }
 
-/// Takes part in a comparison as a rank that refuses the step, and waits for the others, which are all told so.
+/// Takes part in a comparison as a rank that refuses the step, and waits for the others, whose first layer is refused.
 pub(super) fn refuse(communicator: &mut Communicator, stream: &Stream, exchanged: &mut bool) -> Result<()> {
     gather(communicator, stream, &[REFUSED], exchanged).map(drop)
 }
@@ -259,17 +276,20 @@ pub(super) fn refuse(communicator: &mut Communicator, stream: &Stream, exchanged
 /// The refusal of a number that the ranks have other values of.
 #[cold]
 fn named(at: usize, terms: usize, values: &[i64]) -> Violation {
-    let (term, of, fix) = match at.checked_sub(SETTINGS.len()) {
-        None => (SETTINGS[at], String::new(), FIXES[usize::from(at > 0)]),
-        Some(_) if at + 1 == terms => (FORM, String::new(), FIXES[2]),
-        Some(at) => (REQUEST[at % REQUEST.len()], format!(" of request {}", at / REQUEST.len()), FIXES[0]),
+    let (term, whose, fix) = match at.checked_sub(SETTINGS.len()) {
+        None => (SETTINGS[at], String::new(), if at == 0 { REQUESTS_FIX } else { SETTINGS_FIX }),
+        Some(_) if at + 1 == terms => (FORM, String::new(), FORM_FIX),
+        Some(at) => {
+            let (term, fix) = REQUEST[at % REQUEST.len()];
+            (term, format!(" of request {}", at / REQUEST.len()), fix)
+        }
     };
-    differing(term, &of, values, fix)
+    differing(term, &whose, values, fix)
 }
 
 /// The refusal of a number that the ranks have other values of: which ranks have which.
 #[cold]
-pub(super) fn differing((what, text): Term, of: &str, values: &[i64], fix: &'static str) -> Violation {
+pub(super) fn differing((what, text): Term, whose: &str, values: &[i64], fix: &'static str) -> Violation {
     let mut by_value: Vec<(i64, Vec<String>)> = Vec::new();
     for (rank, value) in values.iter().enumerate() {
         let rank = rank.to_string();
@@ -282,6 +302,6 @@ pub(super) fn differing((what, text): Term, of: &str, values: &[i64], fix: &'sta
         let word = if ranks.len() == 1 { "rank" } else { "ranks" };
         format!("{} on {word} {}", text(*value), ranks.join(", "))
     });
-    let given = format!("{what}{of}: {}", texts.collect::<Vec<_>>().join("; "));
+    let given = format!("{what}{whose}: {}", texts.collect::<Vec<_>>().join("; "));
     Violation::new(&rules::RANKS_BATCH, given, "the same on every rank", fix)
 }

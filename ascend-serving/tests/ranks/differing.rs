@@ -160,6 +160,50 @@ fn a_step_that_a_rank_leaves_out_or_makes_twice_is_found() {
     });
 }
 
+/// A sequence that one rank alone has preempted: the refusal says what differs, and what it advises serves.
+#[test]
+fn a_sequence_that_one_rank_has_preempted_is_preempted_on_all() {
+    if harness::not_on_npu("it needs a device for each rank") {
+        return;
+    }
+    for made_anew in [false, true] {
+        as_ranks(2, |rank| {
+            let stream = rank.device().stream().unwrap();
+            let preempts = rank.rank() == 1;
+            let case = Case { steps: vec![vec![40], vec![1], vec![41]], ..simple(2) };
+            let mut attention = attention::<bf16>(rank, &case);
+            let mut sequence = attention.sequence();
+            let preempt = |attention: &mut ContextAttention<bf16>, sequence: &mut Sequence| {
+                match made_anew {
+                    true => *sequence = attention.sequence(),
+                    false => sequence.truncate(0).unwrap(),
+                }
+                attention.grow(&stream, sequence, 41).unwrap();
+            };
+            attention.grow(&stream, &mut sequence, 40).unwrap();
+            forward(&stream, &mut attention, &sequence, 40).unwrap();
+            // Requests of a rank have no metadata of their own.
+            let computed = forward(&stream, &mut attention, &sequence, 1).unwrap_err();
+            assert!(computed.breaks(&rules::SEQUENCE_COMPUTED), "{computed}");
+            assert!(computed.to_string().contains("make the step's requests"), "{computed}");
+            attention.grow(&stream, &mut sequence, 1).unwrap();
+            if preempts {
+                preempt(&mut attention, &mut sequence);
+            }
+            let new = if preempts { 41 } else { 1 };
+            let refused = forward(&stream, &mut attention, &sequence, new).unwrap_err();
+            assert!(refused.breaks(&rules::RANKS_BATCH), "{refused}");
+            let text = refused.to_string();
+            assert!(text.contains("cached tokens of request 0: 40 on rank 0; 0 on rank 1"), "{text}");
+            assert!(text.contains("was preempted, cut or made anew on some ranks alone, do the same"), "{text}");
+            if !preempts {
+                preempt(&mut attention, &mut sequence);
+            }
+            forward(&stream, &mut attention, &sequence, 41).unwrap();
+        });
+    }
+}
+
 #[test]
 fn ranks_with_other_settings_are_found_by_their_first_step() {
     if harness::not_on_npu("it needs a device for each rank") {
