@@ -226,6 +226,10 @@ impl State {
 const ON_HARDWARE: &str = "on hardware the streams wait here for HCCL_EXEC_TIMEOUT; let every rank make the same calls \
                            in the same order";
 
+/// What mends ranks that wait for one whose turn comes on the thread that waits.
+pub(super) const THREAD_EACH: &str = "where ranks of one process share a thread, give each a thread of its own: one that \
+                                      waits for another keeps it";
+
 impl Communicator {
     /// The reason for which the communicator has failed.
     pub(super) fn failed(&self) -> Option<String> {
@@ -303,7 +307,7 @@ impl Communicator {
                 let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
                 Some(format!(
                     "{call} of rank {rank} has waited for {} s (ASCEND_EMU_COLLECTIVE_TIMEOUT, or the communicator's \
-                     hcclExecTimeOut) for rank {}",
+                     hcclExecTimeOut) for rank {}; {THREAD_EACH}",
                     self.limit.as_secs(),
                     missing.join(", ")
                 ))

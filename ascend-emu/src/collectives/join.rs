@@ -1,6 +1,6 @@
 //! How ranks of one piece of root information, and devices of one process, become a communicator.
 
-use super::communicator::Communicator;
+use super::communicator::{Communicator, THREAD_EACH};
 use super::listener::Listener;
 use super::member::{COMMUNICATORS, Group, Member};
 use super::settings::Settings;
@@ -162,7 +162,7 @@ pub(super) fn meet(
             let missing: Vec<String> = missing.map(|(rank, _)| rank.to_string()).collect();
             session.failed = Some(failure!(
                 HCCL_TIMEOUT,
-                "{name}: rank {} has not joined in {} s (ASCEND_EMU_COLLECTIVE_TIMEOUT)",
+                "{name}: rank {} has not joined in {} s (ASCEND_EMU_COLLECTIVE_TIMEOUT); {THREAD_EACH}",
                 missing.join(", "),
                 limit.as_secs()
             ));

@@ -3,6 +3,7 @@
 use crate::*;
 use ascend_sys::bindings::{HcclCommConfig, HcclCommConfigInfo, HcclCommConfigV11, HcclConfig, HcclConfigValue};
 use std::ffi::CStr;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 const PARA: HcclResult = HcclResult::HCCL_E_PARA;
@@ -24,6 +25,32 @@ pub(crate) fn config(version: u32, bytes: usize, name: &str, seconds: i32) -> Bo
     }
     config.hcclExecTimeOut = seconds;
     config
+}
+
+/// A rank that is waited for too long may be one of the same thread, whose turn never comes.
+#[test]
+fn a_rank_that_does_not_come_in_time_is_named() {
+    let _alone = alone();
+    let (info, over) = (root_info(), Barrier::new(2));
+    let rank = |rank: u32| {
+        let context = enter(rank);
+        let config = config(11, size_of::<HcclCommConfigV11>(), "", 1);
+        let (at, mut comm) = ((&raw const *config).cast(), null_mut());
+        fine(unsafe { HcclCommInitRootInfoConfig(2, &info, rank, at, &mut comm) });
+        let one = Rank { rank, size: 2, comm, stream: stream(), context };
+        if rank == 0 {
+            fine(unsafe { HcclBarrier(one.comm, one.stream) });
+            one.fails(&["has waited for 1 s", "for rank 1; where ranks of one process share a thread"]);
+        }
+        over.wait();
+        fine(unsafe { HcclCommDestroy(one.comm) });
+        destroy(one.stream);
+        ok(unsafe { aclrtDestroyContext(one.context) });
+    };
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        (0..2).for_each(|number| drop(scope.spawn(move || rank(number))));
+    });
 }
 
 #[test]
@@ -143,7 +170,7 @@ fn both_layouts_of_a_configuration_are_read_by_version() {
     let mut comm = null_mut();
     let begun = Instant::now();
     let result = unsafe { HcclCommInitRootInfoConfig(2, &info, 0, (&raw const *config).cast(), &mut comm) };
-    refused(result, HcclResult::HCCL_E_TIMEOUT, &["rank 1 has not joined in 1 s"]);
+    refused(result, HcclResult::HCCL_E_TIMEOUT, &["rank 1 has not joined in 1 s", "a thread of its own"]);
     assert!(begun.elapsed() < Duration::from_secs(5));
     let blank: HcclCommConfig = unsafe { std::mem::zeroed() };
     let result = unsafe { HcclCommInitRootInfoConfig(1, &info, 0, &blank, &mut comm) };
