@@ -95,12 +95,13 @@
 //!
 //! | feature | default | gives | costs |
 //! |---|---|---|---|
-//! | `emulation` | yes | [`Runtime::emulated`], and `auto` where there is no NPU | the crates `ascend-emu`, `rayon`, `libc`; about 30 processor seconds of an optimised build with `codegen-units = 1`; with several, each kernel is optimised twice |
+//! | `emulation` | yes | [`Runtime::emulated`], and `auto` where there is no NPU | `ascend-emu`, `rayon`, `libc` |
 //! | `link` | no | CANN's libraries linked at build time | builds and starts only where CANN is installed |
 //! | `bindgen` | no | raw bindings made anew at build time | needs libclang; slower builds |
 //!
-//! A package that depends on this one does not inherit its profiles, and a debug build of the emulation computes a
-//! hundred times slower than an optimised one. Put into the package's own `Cargo.toml`:
+//! The emulation takes about 30 processor seconds of an optimised build with `codegen-units = 1`; with several, each
+//! kernel is optimised twice. A package that depends on this one does not inherit its profiles, and a debug build of
+//! the emulation computes a hundred times slower than an optimised one. Put into the package's own `Cargo.toml`:
 //!
 //! ```toml
 //! [profile.dev.package.ascend-emu]

@@ -46,7 +46,8 @@
 //! | [`PageableCopy`] | waits for the stream, then copies, as hardware does | the same |
 //! | [`UnwrittenRead`] | goes on: the bytes are zeros, or with `ASCEND_EMU_POISON=1` NaN | device fault |
 //! | [`UnwrittenCopy`] | goes on | the same |
-//! | [`RepeatedBlock`], [`SkippedEntry`], [`NonFiniteBias`], [`HiddenRow`], [`MaskByte`], [`MaskTemplate`], [`SoftmaxOrder`] | goes on | device fault |
+//! | [`RepeatedBlock`], [`SkippedEntry`], [`NonFiniteBias`], [`HiddenRow`] | goes on | device fault |
+//! | [`MaskByte`], [`MaskTemplate`], [`SoftmaxOrder`] | goes on | device fault |
 //! | [`BlockTable`] | goes on: the keys of that block count as zeros | device fault |
 //! | [`SlotOutOfRange`] | goes on: the token is skipped | device fault, nothing is written |
 //! | [`DuplicateSlot`] | goes on: the last token stays | device fault, nothing is written |

@@ -28,6 +28,7 @@
 //!     let output = step.forward(layer, (&query, &key, &key))?;
 //!     assert_eq!(output.shape(), [3, 4, 64]);
 //! }
+//! step.end()?; // an error names the layers that were left out
 //! # }
 //! # Ok(())
 //! # }

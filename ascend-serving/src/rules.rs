@@ -193,9 +193,9 @@ ascend_attention::spec::library_rules! {
         "a rank queues the layers of a step in order, from 0 on, since the ranks' exchanges are matched by their order",
         "queue every layer of the step once, the first one first, on every rank alike";
     RANKS_BATCH = "ranks.batch",
-        "the ranks of an attention bring the same step: the same sequences in order with the same cached and new tokens, \
-        the same runs, layers, heads, element type, scale and cap, divided by rows on all, by heads, or replayed from \
-        graphs of one size; and none of them refuses what the others begin",
+        "the ranks of an attention bring the same step: the same sequences in order with the same cached and new \
+        tokens, the same runs, layers, heads, element type, scale and cap, divided by rows on all, by heads, or \
+        replayed from graphs of one size; and none of them refuses what the others begin",
         "give every rank the same requests in the same order, and make the attentions of all ranks alike";
     RANKS_LEFT = "ranks.left",
         "a rank takes part in steps until one of its layers fails half queued, or a step ends without some",
@@ -326,8 +326,8 @@ ascend_attention::spec::library_rules! {
         "sort the batch by rows of the table, and register an ordinary backend behind this one";
     BACKEND_KNOWN = "backend.known",
         "flags name backends of the library",
-        "write names as `Backends::names` prints them, divided by commas, `split_decode` with its number of keys; register \
-         a backend of your own by `Backends::with`";
+        "write names as `Backends::names` prints them, divided by commas, `split_decode` with its number of keys; \
+         register a backend of your own by `Backends::with`, or for the steps of a flag by `Backends::for_steps`";
     BACKEND_BOUND = "backend.bound",
         "a step of a kind for which a flag or `Backends::for_steps` names backends is computed by one of these",
         "give `Backends::for_steps` a list with this backend for steps of this kind, or leave the flag of the kind out";

@@ -63,7 +63,8 @@ variables! {
     "ASCEND_OPP_PATH" Library, "a folder", "none",
         "the folder of operator packages, whose vendors' libraries are looked into before CANN's own";
     "ASCEND_CUSTOM_OPP_PATH" Library, "folders between colons, each of one operator package", "none",
-        "operator packages that are looked into before those of `ASCEND_OPP_PATH`, the first before the others; the library is in `op_api/lib` of each";
+        "operator packages that are looked into before those of `ASCEND_OPP_PATH`, the first before the others; the \
+         library is in `op_api/lib` of each";
     "ASCEND_RECORD" Library, "a folder, which is made", "nothing is recorded",
         "where calls that are refused or fail are written as case files; the emulation as a shared library writes each \
          call of FusedInferAttentionScore";

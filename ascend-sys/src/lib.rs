@@ -15,7 +15,8 @@
 //!
 //! | | needs at build time | needs at run time |
 //! |---|---|---|
-//! | [`Api::load`], [`Api::load_from`], [`Api::load_with`] | nothing | CANN's libraries in a folder, by the environment or on the loader's path |
+//! | [`Api::load`] | nothing | CANN's libraries, by the environment or on the loader's path |
+//! | [`Api::load_from`], [`Api::load_with`] | nothing | CANN's libraries in a folder |
 //! | `Api::linked` (feature `link`) | an installed toolkit | the same libraries, or the program does not start |
 //! | [`Api::from_functions`] | an implementation in Rust or C | nothing |
 //!

@@ -9,12 +9,15 @@ use crate::error::{Error, Result};
 
 /// Element type of a mask, and the value that hides a key; 0 shows it.
 ///
-/// | form | types | hides | for |
-/// |---|---|---|---|
-/// | [`BOOL`](Self::BOOL), [`INT8`](Self::INT8), [`UINT8`](Self::UINT8), [`ones`](Self::ones) | those, and the floats | 1 | the operators of this crate (1 byte); latent attention (floats) |
-/// | [`infinite`](Self::infinite) | f16, bf16, f32 | `-inf` | masks that are added to the scores |
-/// | [`lowest`](Self::lowest) | f16, bf16, f32 | -65504, -3.39e38, -3.40e38 | masks that are added to the scores, safe for rows that see nothing |
-/// | [`additive`](Self::additive) | f16, bf16, f32 | any negative number, such as -10000 | masks that are added to the scores, for operators that document such a number |
+/// [`BOOL`](Self::BOOL), [`INT8`](Self::INT8), [`UINT8`](Self::UINT8) and the floats of [`ones`](Self::ones) hide by 1:
+/// those of a byte are for the operators of this crate, floats for latent attention. The others are of FLOAT16, BF16 or
+/// FLOAT, for masks that are added to the scores:
+///
+/// | form | hides by | for |
+/// |---|---|---|
+/// | [`infinite`](Self::infinite) | `-inf` | rows that see a key |
+/// | [`lowest`](Self::lowest) | -65504, -3.39e38, -3.40e38 | also rows that see nothing |
+/// | [`additive`](Self::additive) | any negative number, such as -10000 | operators that document such a number |
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MaskForm {
     dtype: DType,

@@ -49,9 +49,10 @@ tasks:
                              these crates, or of all; with --nested the modules inside of modules as well
   emu-libs DIR [--release | --library FILE] [--cann RELEASE] [--toolkit]
                              build the emulator as a shared library, or take the one in FILE, and make DIR a toolkit:
-                             CANN's names of libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1, 9.2) the libraries
-                             lack the entry points that the release lacks; with --toolkit the packages' folders,
-                             version files and set_env.sh as well, for programs that look for an installed CANN
+                             CANN's names of libraries in lib64, headers in include; with --cann (8.1, 8.5, 9.0, 9.1,
+                             9.2) the libraries lack the entry points that the release lacks; with --toolkit the
+                             packages' folders, version files and set_env.sh as well, for programs that look for an
+                             installed CANN
   absent DIR FILE...         make a library in such a DIR with the operators that these programs and libraries link and
                              the emulation lacks; each says so when it is called (needs a C compiler)
 ";

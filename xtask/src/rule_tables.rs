@@ -64,16 +64,17 @@ fn tables(all: &[&Rule]) -> String {
         let _ = writeln!(text, "### {title} ({})\n", rules.len());
         text.push_str(match level {
             Level::Rule => {
-                "| id | must hold | fix | status | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
+                "| id | must hold | fix | status | since | A2, A3 | Ascend 950 | source |\n\
+                 |---|---|---|---|---|---|---|---|\n"
             }
             Level::Lint => {
-                "| id | must hold | fix | memory | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
+                "| id | must hold | fix | memory | since | A2, A3 | Ascend 950 | source |\n\
+                 |---|---|---|---|---|---|---|---|\n"
             }
-            Level::Library | Level::Unsupported => {
-                "| id | must hold | fix | crate |\n|---|---|---|---|\n"
-            }
+            Level::Library | Level::Unsupported => "| id | must hold | fix | crate |\n|---|---|---|---|\n",
             Level::HostCrash => {
-                "| id | must hold | fix | crash, and the answer where there is none | since | A2, A3 | Ascend 950 | source |\n|---|---|---|---|---|---|---|---|\n"
+                "| id | must hold | fix | crash, and the answer where there is none | since | A2, A3 | Ascend 950 \
+                 | source |\n|---|---|---|---|---|---|---|---|\n"
             }
         });
         for rule in rules {

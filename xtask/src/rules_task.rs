@@ -18,14 +18,14 @@ Made from the code by `cargo run -p xtask -- rules`; do not edit.
 A *rule* is what the operator itself refuses: the safe layer refuses it before the call, the emulation inside it, with
 CANN's status. A *lint* is a call that the operator takes and then ignores, misreads or overruns an argument of: the
 emulation takes it too, the safe layer stops it unless the caller allows the lint by its id. A call that breaks a lint
-which *overruns* may make the device read or write outside of the call's tensors: allowing that is `unsafe`. Each operator has a
-section, FusedInferAttentionScore the first. *Since* is its version, or the function that has the rule. The last column names the
-entry of the operator's check list or the part of its documentation that the condition comes from; `CONTRIBUTING.md`
-explains the numbering.
+which *overruns* may make the device read or write outside of the call's tensors: allowing that is `unsafe`. Each
+operator has a section, FusedInferAttentionScore the first. *Since* is its version, or the function that has the rule.
+The last column names the entry of the operator's check list or the part of its documentation that the condition comes
+from; `CONTRIBUTING.md` explains the numbering.
 
-*A2, A3* and *Ascend 950* say in which releases of CANN a rule is asked on these products, neither for a rule of 310P alone;
-`8.1` stands for 8.1 to 8.4, whose checks are those of a development snapshot of late 2025. Which of FusedInferAttentionScore's
-checkers judges a call depends on the release:
+*A2, A3* and *Ascend 950* say in which releases of CANN a rule is asked on these products, neither for a rule of 310P
+alone; `8.1` stands for 8.1 to 8.4, whose checks are those of a development snapshot of late 2025. Which of
+FusedInferAttentionScore's checkers judges a call depends on the release:
 
 | release | unified checker | split-fuse path | decode and prefill path |
 |---|---|---|---|
@@ -33,12 +33,12 @@ checkers judges a call depends on the release:
 
 /// The text after the table of checkers.
 const BEHIND: &str = "
-*In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call with which
-the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the verdict is that of a
-host where it goes on, and nothing allows the call.
+*In the decode path* and *in the prefill path* in a rule mean calls that the last column judges. A *crash* is a call
+with which the operator's host code ends the process, by a division by zero on x86 hosts or by a wrong pointer: the
+verdict is that of a host where it goes on, and nothing allows the call.
 
-The last sections are not an operator's: a *condition of the library* is what the safe layer or the serving layer refuses
-before any operator is asked, for arguments of their own functions, between calls, or before there is one; a
+The last sections are not an operator's: a *condition of the library* is what the safe layer or the serving layer
+refuses before any operator is asked, for arguments of their own functions, between calls, or before there is one; a
 [*finding*](#findings-of-the-emulation) is what the emulation sees while a program runs.
 
 ";

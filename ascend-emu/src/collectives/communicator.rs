@@ -227,8 +227,8 @@ const ON_HARDWARE: &str = "on hardware the streams wait here for HCCL_EXEC_TIMEO
                            in the same order";
 
 /// What mends ranks that wait for one whose turn comes on the thread that waits.
-pub(super) const THREAD_EACH: &str = "where ranks of one process share a thread, give each a thread of its own: one that \
-                                      waits for another keeps it";
+pub(super) const THREAD_EACH: &str = "where ranks of one process share a thread, give each a thread of its own: one \
+                                      that waits for another keeps it";
 
 impl Communicator {
     /// The reason for which the communicator has failed.

@@ -48,16 +48,16 @@ impl<T: Element> FromStr for Backends<T> {
 ///
 /// | steps | flags, the first that is given |
 /// |---|---|
-/// | every request adds one token, not all of them their first ([`DecodeOnly`](AttentionState::DecodeOnly)) | `decode`, `all` |
-/// | drafts are verified ([`SpecDecoding`](AttentionState::SpecDecoding)) | `verify`, `prefill`, `all` |
+/// | [`DecodeOnly`](AttentionState::DecodeOnly): every request adds a token, not all their first | `decode`, `all` |
+/// | [`SpecDecoding`](AttentionState::SpecDecoding): drafts are verified | `verify`, `prefill`, `all` |
 /// | others | `prefill`, `all` |
 /// | no flag | [`Backends::standard`] |
 ///
 /// So SGLang resolves `--decode-attention-backend`, `--prefill-attention-backend` and `--attention-backend`; there
 /// `speculative_attention_mode` chooses for drafts one of the former two. A flag binds: where its backends do not serve
 /// a step, no other one does, and the error says why. A backend of your own serves steps without a flag
-/// ([`Backends::with`]), and those of a kind by [`Backends::for_steps`]. The model needs no flag: each backend of the standard list
-/// refuses the layers that it does not serve, latents, caches of 8 bits and masks among them, and
+/// ([`Backends::with`]), and those of a kind by [`Backends::for_steps`]. The model needs no flag: each backend of the
+/// standard list refuses the layers that it does not serve, latents, caches of 8 bits and masks among them, and
 /// [`Attention::backend_choices`](crate::Attention::backend_choices) reports which ones would serve a model.
 ///
 /// ```

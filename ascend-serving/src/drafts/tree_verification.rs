@@ -34,7 +34,7 @@ use super::tree_request::TreeForm;
 /// |---|---|---|
 /// | grouped queries | all | one over the cached tokens, one over the nodes, merged |
 /// | latent | Atlas A2 and A3 from CANN 9.1 on | one over the cache, which has the nodes too |
-/// | latent | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | one over the cached tokens, one over the nodes, merged |
+/// | latent | Atlas A2 and A3 with CANN 8.5 and 9.0, Ascend 950 | cached tokens and nodes apart, merged |
 /// | latent | CANN 8.1 | none: refused |
 ///
 /// Over latents a tree has at most 16 nodes, padding included: absorbed attention takes no more query rows of a

@@ -128,7 +128,9 @@ impl<T: Element> Attention<T> {
     /// let cache = PagedKvCache::<bf16>::new(device, 8, 128, CacheShape::new(1, 1, 64), PadPolicy::SkipNegative)?;
     /// let full = AttentionShape::new(1, 1, 64);
     /// let full = LayerGroup::new([2], Causality::Causal, full, cache, Backends::standard(device));
-    /// let shape = StateShape { layers: 2, value_heads: 4, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 2, convolution: None };
+    /// let (value_heads, value_dim, key_dim) = (4, 16, 16);
+    /// let shape =
+    ///     StateShape { layers: 2, value_heads, value_dim, key_dim, scale: 0.25, drafts: 2, convolution: None };
     /// let states = StatePool::new::<bf16>(&stream, 6, shape)?;
     /// let mut attention = Attention::of_hybrid(3, [full], [0, 1], states)?;
     ///
@@ -201,8 +203,8 @@ impl<T: Element> Attention<T> {
                 &rules::GROUP_LAYERS,
                 format_args!("{} layers of linear attention, and no group of layers of attention", linear.len()),
                 "one group of layers of attention or more, whose cache counts the tokens of a sequence",
-                "give the layers of attention that the model has as a `LayerGroup`; where it has none, call the operators \
-                 of linear attention (`recurrent_delta_rule`, `chunk_delta_rule`) directly",
+                "give the layers of attention that the model has as a `LayerGroup`; where it has none, call the \
+                 operators of linear attention (`recurrent_delta_rule`, `chunk_delta_rule`) directly",
             ));
         }
         let named = groups.iter().fold(linear.len(), |sum, group| sum.saturating_add(group.layers.len()));

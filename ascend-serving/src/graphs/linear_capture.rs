@@ -17,7 +17,8 @@ pub(super) type ConvolutionWeights = (AnyTensor, Option<AnyTensor>);
 /// use ascend_attention::{Machine, Runtime, bf16};
 /// use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, StatePool, StateShape};
 /// use ascend_serving::{
-///     Attention, AttentionShape, Backends, BatchRequest, Causality, GraphLimits, LayerGroup, LinearCapture, StatePolicy,
+///     Attention, AttentionShape, Backends, BatchRequest, Causality, GraphLimits, LayerGroup, LinearCapture,
+///     StatePolicy,
 /// };
 ///
 /// # fn main() -> ascend_serving::Result<()> {

@@ -79,8 +79,8 @@ impl<T: Element> ContextAttention<T> {
     ///     let mut sequence = attention.sequence();
     ///     attention.grow(&stream, &mut sequence, 33)?;
     ///     let mut step = attention.begin_rows(&stream, &[BatchRequest::of(&sequence, 33)])?;
-    ///     // The rank's tokens by their numbers in the step, in the order of their rows. These are positions too, since
-    ///     // the step has one request, and nothing of it is cached.
+    ///     // The rank's tokens by their numbers in the step, in the order of their rows. These are positions too,
+    ///     // since the step has one request, and nothing of it is cached.
     ///     let own: Vec<usize> = step.rows().iter().cloned().flatten().collect();
     ///     let (query, key) = (ones(own.len(), 4)?, ones(own.len(), 1)?);
     ///     assert_eq!(step.forward(0, (&query, &key, &key))?.shape(), [own.len(), 4, 64]);

@@ -40,16 +40,16 @@ const REQUEST: [(Term, &str); 3] = [
     (("cached tokens", number), SEQUENCES_FIX),
     (
         ("new tokens", number),
-        "begin the step again, on the ranks that have brought something else, with the same new tokens of each request; \
-         the others repeat the layer",
+        "begin the step again, on the ranks that have brought something else, with the same new tokens of each \
+         request; the others repeat the layer",
     ),
     (("sequence", sequence), SEQUENCES_FIX),
 ];
 
 /// What mends ranks whose sequences differ.
-const SEQUENCES_FIX: &str = "bring the requests in the same order, no step left out or made twice; where a sequence was \
-     preempted, cut or made anew on some ranks alone, do the same on the others, and compute its tokens again on all; \
-     begin the step again on the ranks that change something, and repeat the layer on the others";
+const SEQUENCES_FIX: &str = "bring the requests in the same order, no step left out or made twice; where a sequence \
+     was preempted, cut or made anew on some ranks alone, do the same on the others, and compute its tokens again on \
+     all; begin the step again on the ranks that change something, and repeat the layer on the others";
 
 /// The last of all: how the step is computed, since each way exchanges other tensors.
 const FORM: Term = ("step", |form| match form {
@@ -76,8 +76,9 @@ const REFUSED_FIX: &str =
     "begin the step on the rank that refuses it, and repeat the layer on the others; or drop the step on all ranks";
 
 /// What mends ranks that bring more or fewer requests.
-const REQUESTS_FIX: &str = "begin the step again, on the ranks that have brought something else, with the same requests \
-     in the same order; a request that some ranks have preempted or ended is left out on all; the others repeat the layer";
+const REQUESTS_FIX: &str = "begin the step again, on the ranks that have brought something else, with the same \
+     requests in the same order; a request that some ranks have preempted or ended is left out on all; the others \
+     repeat the layer";
 
 /// What mends ranks that were made with other settings.
 const SETTINGS_FIX: &str =

@@ -54,8 +54,8 @@ pub mod rules {
             "the product has the operator",
             "run on Atlas A2, Atlas A3, Ascend 950 or 310P";
         DTYPE = "rms_norm.dtype", PARAM_INVALID, V1, "RmsNorm documentation, constraints, dtypes",
-            "x is of FLOAT16, FLOAT, or on other products than 310P BF16, gamma of the dtype of x or, except on 310P, of "
-            "FLOAT, yOut of the dtype of x, and rstdOut of FLOAT",
+            "x is of FLOAT16, FLOAT, or on other products than 310P BF16, gamma of the dtype of x or, except on 310P, "
+            "of FLOAT, yOut of the dtype of x, and rstdOut of FLOAT",
             "convert the named tensor to one of the allowed dtypes";
         format of "rms_norm", PARAM_INVALID, "RmsNorm documentation, parameters";
         RANK = "rms_norm.rank", TILING_ERROR, V1, "RmsNorm tiling, shapes",

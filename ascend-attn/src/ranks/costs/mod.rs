@@ -20,7 +20,8 @@ use model::{Cost, Layer, MACHINES, Machine};
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Numbers of ranks, from 1 on
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [8, 16, 64, 256, 1024], value_parser = number(1..=1 << 16))]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [8, 16, 64, 256, 1024])]
+    #[arg(value_parser = number(1..=1 << 16))]
     ranks: Vec<u64>,
     /// Number of requests that are decoded
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = number(1..=1 << 16))]

@@ -159,7 +159,8 @@ impl AtbCall<'_> {
             return Err(MASK.broken(mask.shape, format_args!("[{rows}, {keys}]")));
         }
         if is_square {
-            lint!(report, sequences.is_none() || batch == 1, SQUARES, mask.shape, format_args!("[{SQUARE}, {SQUARE}]"),);
+            let square = format_args!("[{SQUARE}, {SQUARE}]");
+            lint!(report, sequences.is_none() || batch == 1, SQUARES, mask.shape, square);
             return Ok(MaskUse::Compressed);
         }
         Ok(MaskUse::Full(MaskTensor {

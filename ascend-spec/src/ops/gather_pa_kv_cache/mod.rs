@@ -53,7 +53,8 @@ impl CallContract for GatherPaKvCache {
     }
 
     contents_checked_for! { target.soc, |_, problem, integers| {
-        let [table, lengths, offsets] = [Parameter::BlockTables, Parameter::SeqLens, Parameter::SeqOffset].map(integers);
+        let parameters = [Parameter::BlockTables, Parameter::SeqLens, Parameter::SeqOffset];
+        let [table, lengths, offsets] = parameters.map(integers);
         let mut wrong = None;
         problem.sources(&table, &lengths, &offsets, &mut |source| match source {
             Source::Row { .. } => {}

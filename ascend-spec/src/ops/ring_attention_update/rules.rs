@@ -189,7 +189,8 @@ impl RingUpdateCall<'_> {
         COUNTABLE.addressable(self)?;
         let mut inputs = parts.iter().flat_map(|part| [part.attn, part.max, part.sum]);
         let empty = inputs.find(|desc| desc.is_empty());
-        require!(empty.is_none(), COUNTABLE, empty.map_or(Dims::of([]), |desc| desc.shape), "dimensions of at least 1",);
+        let shape = empty.map_or(Dims::of([]), |desc| desc.shape);
+        require!(empty.is_none(), COUNTABLE, shape, "dimensions of at least 1");
         Ok(())
     }
 

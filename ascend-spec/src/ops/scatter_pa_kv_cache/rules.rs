@@ -157,7 +157,8 @@ impl ScatterCall<'_> {
     /// Checks the modes by their names, and returns whether the caches are in the NZ order.
     fn modes(&self) -> Result<bool, Violation> {
         let cache_mode = self.cache_mode.unwrap_or(NORM);
-        require!(matches!(cache_mode, NORM | PA_NZ), CACHE_MODE, format_args!("{cache_mode:?}"), "null, Norm or PA_NZ",);
+        let given = format_args!("{cache_mode:?}");
+        require!(matches!(cache_mode, NORM | PA_NZ), CACHE_MODE, given, "null, Norm or PA_NZ");
         let scatter_mode = self.scatter_mode.unwrap_or("None");
         require!(
             matches!(scatter_mode, "None" | "Alibi" | "Rope" | "Omni" | "Nct"),

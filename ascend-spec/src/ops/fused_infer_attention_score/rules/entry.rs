@@ -361,7 +361,7 @@ pub(crate) fn query_scale(call: &FiaCall<'_>, mode_counts: bool) -> Result<(), V
         DEQUANT_QUERY,
         format_args!("queryQuantMode {}", call.query_quant_mode),
         "no dequantScaleQuery, queryQuantMode 0",
-        vec![Change::to(Parameter::DequantScaleQuery, NewArgument::Nothing), Change::set(Parameter::QueryQuantMode, 0),],
+        vec![Change::to(Parameter::DequantScaleQuery, NewArgument::Nothing), Change::set(Parameter::QueryQuantMode, 0)],
     );
     Ok(())
 }

@@ -28,8 +28,8 @@ rules! {
         "correct numKeyValueHeads or the shapes of key and value";
     DIM_MAX = "head_dim.max", TILING_ERROR, V1, "checks B16, F2" in Scope::ALL,
         "the head dimension is at least 1 and at most 512",
-        "check that D is the width of one head, in layouts such as BSH that of the axis divided by numHeads; no call of "
-        "the operator computes longer heads, and parts of a head are no heads";
+        "check that D is the width of one head, in layouts such as BSH that of the axis divided by numHeads; no call "
+        "of the operator computes longer heads, and parts of a head are no heads";
     DIM_EQUAL = "head_dim.equal", TILING_ERROR, V1, "check D14",
         "query, key and value have one head dimension",
         "pad the narrower tensors with zeros to one head dimension";

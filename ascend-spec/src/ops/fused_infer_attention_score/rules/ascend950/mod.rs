@@ -22,7 +22,8 @@ rules! {
     LAYOUT = "input_layout.quantised", TILING_ERROR, V5, "Ascend 950, layouts",
         "quantised calls have the layouts of their kind: antiquantisation BSH, BSND, BNSD, BNSD_BSND with several \
          rows, and TND but for INT8 keys; MXFP8 TND; from 9.2 on the modes 3, 3 and 2 NTD_TND; an INT8 query without \
-         rotary parts BSH, BSND, BNSD and BNSD_BSND; with them the eight of the absorbed form, but for INT8 neither BNSD nor BNSD_NBSD",
+         rotary parts BSH, BSND, BNSD and BNSD_BSND; with them the eight of the absorbed form, but for INT8 neither \
+         BNSD nor BNSD_NBSD",
         "use one of these layouts";
     HEADS = "num_heads.full_quant", TILING_ERROR, V5, "Ascend 950, full quantisation",
         "fully quantised calls have at most 256 heads, of which at most 64 share a key head",
