@@ -11,7 +11,7 @@ use crate::rules;
 use super::block_copy::uncopied;
 use super::cache::{CacheLayer, PagedKvCache};
 use super::cache_shape::LayerCache;
-use super::pool::Block;
+use super::pool::{Block, spanning};
 use super::quantised::{LayerScales, QuantisedLayer};
 use super::sequence::Sequence;
 use super::slot::{head_slot, spread_slot};
@@ -31,8 +31,8 @@ fn runs_of(moves: &[(usize, usize)], block_size: usize) -> Vec<SlotRun> {
     runs
 }
 
-/// A cache as contiguous rows, `[blocks * pieces * block_size, elements]` of its [blocks in memory](spread_blocks), how
-/// many of these lie from one block of the cache to the next, and the number of pieces that a token has in a block.
+/// A cache as contiguous rows, `[blocks * pieces * block_size, elements]` of its [blocks in memory](spread_blocks), the
+/// stride of the cache's blocks in these, and the number of pieces that a token has in a block.
 fn rows_of<T: Element>(cache: &Tensor<T>, block_size: usize) -> Result<(Tensor<T>, [usize; 2])> {
     let (cache, step) = &spread_blocks(cache)?;
     let shape = match cache.shape() {
@@ -163,7 +163,7 @@ impl<T: Element> PagedKvCache<T> {
         let computed = self.entry().computed_tokens(sequence.stamp());
         let moved = self.entry().moved(sequence.stamp());
         let most = most_moves(sequence);
-        let (mut slots, mut targets) = (Vec::new(), usize::MAX..0);
+        let (mut slots, mut targets) = (Vec::new(), 0..0);
         for (count, &(from, to)) in moves.iter().enumerate() {
             if count == most {
                 return Err(Violation::new(
@@ -216,7 +216,7 @@ impl<T: Element> PagedKvCache<T> {
                 .into());
             }
             if from != to {
-                targets = targets.start.min(to)..targets.end.max(to + 1);
+                targets = spanning(&targets, &(to..to + 1));
                 slots.push(pair);
             }
         }

@@ -23,8 +23,8 @@ pub use block::Block;
 use block::Holder;
 pub(crate) use copies::CopiesIn;
 use progress::ProgressTable;
-pub(in crate::kv) use progress::SequenceEntry;
 pub(crate) use progress::{CacheEntry, SequenceStamp, StepProgress, StepTokens};
+pub(in crate::kv) use progress::{SequenceEntry, spanning};
 use state::{BlockRecord, State};
 pub use steps_in_flight::StepLease;
 

@@ -10,7 +10,7 @@ use ascend_attention::Violation;
 use crate::kv::pool::BlockPool;
 use crate::sharing::lock;
 
-use super::{CacheProgress, Progress, SequenceStamp, StepTokens};
+use super::{CacheProgress, Progress, SequenceStamp, StepTokens, spanning};
 
 /// The entry of a cache in the table of its pool, freed on drop.
 pub(crate) struct CacheEntry {
@@ -94,10 +94,7 @@ impl CacheEntry {
     pub(in crate::kv) fn note_moved(&self, sequence: SequenceStamp, targets: &Range<usize>) {
         let mut table = lock(self.pool.progress_table());
         for Progress { moved, .. } in table.progress(Some(self.place), sequence.place) {
-            *moved = match Range::is_empty(moved) {
-                true => targets.clone(),
-                false => moved.start.min(targets.start)..moved.end.max(targets.end),
-            };
+            *moved = spanning(moved, targets);
         }
     }
 

@@ -101,6 +101,15 @@ pub(crate) struct StepTokens {
     pub(crate) recompute: bool,
 }
 
+/// The positions from the first to the last one of two ranges, of which either may be empty.
+pub(in crate::kv) fn spanning(one: &Range<usize>, other: &Range<usize>) -> Range<usize> {
+    match (one.is_empty(), other.is_empty()) {
+        (true, _) => other.clone(),
+        (_, true) => one.clone(),
+        _ => one.start.min(other.start)..one.end.max(other.end),
+    }
+}
+
 impl Progress {
     /// Records that the tokens from `kept` on are lost, those of steps in progress among them.
     fn lose(&mut self, kept: usize) {
