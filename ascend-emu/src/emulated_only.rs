@@ -50,15 +50,15 @@ mod tests {
 
     #[test]
     fn caps_nest_and_stay_on_their_thread() {
-        let of = |cap| SoftCap::new(cap).unwrap();
+        let soft_cap_of = |cap| SoftCap::new(cap).unwrap();
         let cap = || soft_cap().map(SoftCap::get);
-        with_soft_cap(of(50.0), || {
-            with_soft_cap(of(30.0), || {
+        with_soft_cap(soft_cap_of(50.0), || {
+            with_soft_cap(soft_cap_of(30.0), || {
                 assert_eq!(cap(), Some(30.0));
                 assert_eq!(std::thread::spawn(soft_cap).join().unwrap(), None);
             });
             assert_eq!(cap(), Some(50.0));
-            assert!(std::panic::catch_unwind(|| with_soft_cap(of(20.0), || panic!("a call"))).is_err());
+            assert!(std::panic::catch_unwind(|| with_soft_cap(soft_cap_of(20.0), || panic!("a call"))).is_err());
             assert_eq!(cap(), Some(50.0));
         });
         assert_eq!(cap(), None);

@@ -157,7 +157,7 @@
 //!
 //! `HcclGetRootInfo` opens a Unix socket in the folder `ascend-emu-USER` of the system's temporary folder (`TMPDIR`),
 //! which no other user reaches into; the root information has its path and random bytes, which every connection has to
-//! bring. The communicator lives in this process, which has to live until every rank has destroyed its part: a rank of
+//! send. The communicator lives in this process, which has to live until every rank has destroyed its part: a rank of
 //! another process sends it what it calls and what it sends. The socket is removed with the communicator, and when the
 //! process exits; one of a process that was killed by those who miss it, or a minute later by the next that opens a
 //! socket. Processes count devices alike: rank 1 of a second process is on device 1 there, since device 0 has rank 0.

@@ -145,7 +145,7 @@ fn map(len: usize, protection: i32) -> Option<usize> {
     (start != libc::MAP_FAILED).then(|| start.expose_provenance())
 }
 
-/// Asks for huge pages in a range that [`map`] gave: keys that lie scattered over a long cache take a page walk each
+/// Asks for huge pages in a range that [`map`] gave: keys that are scattered over a long cache take a page walk each
 /// with small ones. The system may not have any.
 #[cfg(target_os = "linux")]
 fn prefer_huge_pages(start: usize, len: usize) {

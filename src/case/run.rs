@@ -172,7 +172,7 @@ fn upload(stream: &Stream, tensor: &CaseTensor) -> Result<AnyTensor> {
     stream.upload_bytes(tensor.dtype(), tensor.bytes(), tensor.shape())
 }
 
-/// Uploads a tensor into memory where its elements lie apart, with zeros between them.
+/// Uploads a tensor with strides, and zeros between its elements.
 fn upload_strided(stream: &Stream, tensor: &CaseTensor, desc: TensorDesc) -> Result<AnyTensor> {
     let size = desc.dtype.size().unwrap_or(1);
     let end = desc.byte_range().and_then(|range| usize::try_from(range.end).ok());

@@ -269,7 +269,7 @@ impl Communicator {
     }
 
     /// Ends this rank's part now, also where graphs have captured calls of it: their replays are refused from then on.
-    /// Other ranks that wait for this one are told at once on the emulation, and after HCCL's limit on hardware. Waits
+    /// Other ranks that wait for this one fail at once on the emulation, and after HCCL's limit on hardware. Waits
     /// for the calls that the rank has queued. On hardware drop such graphs first: HCCL wants graphs destroyed before
     /// their communicators.
     ///

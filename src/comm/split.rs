@@ -14,7 +14,7 @@ use super::communicator::Communicator;
 
 impl Communicator {
     /// A communicator of some ranks of this one: rank `i` of it is `ranks[i]` here. Each of these ranks calls this with
-    /// the same list; the others have nothing to do, and nobody is waited for. Lists may have ranks in common.
+    /// the same list; the others have nothing to do, and no rank waits. Lists may have ranks in common.
     ///
     /// The calls of a rank in both come one after the other, in the order in which they are queued, and all ranks have
     /// to queue them in one order. The new communicator keeps this one: where this one is dropped first, the rank
@@ -72,7 +72,7 @@ impl Communicator {
         // Each is below the number of ranks, which C counts so.
         let mut list: Vec<u32> = ranks.iter().map(|rank| *rank as u32).collect();
         let before = self.parts.get(&list).copied().unwrap_or(0);
-        // The number of the part: the ranks that make it have it in common, and nobody else.
+        // The number of the part, which the ranks that make it alone have in common.
         let number = digest(list.iter().map(|rank| u64::from(*rank)).chain([before]));
         let (mut whole, mut raw, mut config) = (self.handle.raw, ptr::null_mut(), settings());
         let order = self.handle.order();

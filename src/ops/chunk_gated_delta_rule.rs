@@ -27,7 +27,7 @@ const INSTEAD: &str = "compute the prompt by RecurrentGatedDeltaRule, 8 tokens o
      this operator comes with CANN 9.2, and that one with 9.1";
 
 /// A call of ChunkGatedDeltaRule, by which layers of linear attention compute prompts and chunks of them: each sequence
-/// brings the state that it begins with, and gets the one behind its last token.
+/// has a state that it begins with, and gets the one behind its last token.
 ///
 /// Describe it, plan it for tensors of certain shapes, and launch the [`ChunkDeltaPlan`] once a layer.
 ///

@@ -33,7 +33,7 @@ struct Content<C, const N: usize> {
     /// Those of plans, and of graphs that have captured launches of them. Of those that are gone, launches may be
     /// queued yet.
     checks: Vec<Arc<C>>,
-    /// Whether an overwrite failed midway, so that nobody knows what the tensors hold.
+    /// Whether an overwrite failed midway, so that the contents of the tensors are unknown.
     unknown: bool,
 }
 

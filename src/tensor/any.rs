@@ -340,8 +340,8 @@ impl AnyTensor {
         end.is_some_and(|end| end.is_multiple_of(8) || Some(end) == end_bit(&self.desc))
     }
 
-    /// A contiguous view, of one axis, of the memory from this view's first element to its last one, with what lies
-    /// between its elements: for operators that take contiguous memory alone, over blocks that lie apart.
+    /// A contiguous view, of one axis, of the memory from this view's first element to its last one, with what is
+    /// between its elements: for operators that take contiguous memory alone, over strided blocks.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a negative stride, and for a view without elements.

@@ -149,15 +149,15 @@ impl Probe {
     }
 
     fn out(self, dtype: DType) -> Option<TensorDesc> {
-        let of = self.extents(self.heads, self.rows, self.value_dim);
-        Some(TensorDesc::packed(dtype, self.axes().out_shape(of)))
+        let extents = self.extents(self.heads, self.rows, self.value_dim);
+        Some(TensorDesc::packed(dtype, self.axes().out_shape(extents)))
     }
 
     fn lse(self, call: FiaCall<'static>) -> FiaCall<'static> {
-        let of = self.extents(self.heads, self.rows, 1);
+        let extents = self.extents(self.heads, self.rows, 1);
         FiaCall {
             softmax_lse_flag: true,
-            softmax_lse: Some(TensorDesc::packed(DType::Float, self.axes().lse_shape(of))),
+            softmax_lse: Some(TensorDesc::packed(DType::Float, self.axes().lse_shape(extents))),
             ..call
         }
     }

@@ -58,13 +58,14 @@ fn tables(operators: &[DeclaredOperator]) -> String {
     let mut lists: Vec<DeclaredOperator> = operators.to_vec();
     lists.dedup_by_key(|operator| names(*operator));
     for &operator in &lists {
-        let of = match lists.len() {
+        let whose = match lists.len() {
             1 => String::new(),
             _ => format!(" of {operator:?}"),
         };
         let _ = writeln!(
             text,
-            "\n## Arguments{of}\n\n| argument | CANN's name | kind | version | default | |\n|---|---|---|---|---|---|"
+            "\n## Arguments{whose}\n\n| argument | CANN's name | kind | version | default | |\n\
+             |---|---|---|---|---|---|"
         );
         let plain = AnyArguments::<()>::new(operator);
         for parameter in operator.parameters() {

@@ -53,7 +53,7 @@ pub(super) fn copied(bytes: &[u8]) -> Vec<u8> {
     memory
 }
 
-/// The smallest free memory that holds so many bytes, if there is one that is not much larger.
+/// The smallest free memory that holds `bytes` bytes, if there is one that is not much larger.
 pub(super) fn taken(bytes: usize) -> Option<Vec<u8>> {
     FREE.lock().take(bytes)
 }

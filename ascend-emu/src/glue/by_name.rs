@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr;
 
-/// A description of a tensor (`aclTensorDesc`): its own shape, and how it lies in memory.
+/// A description of a tensor (`aclTensorDesc`): its own shape, and its layout in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Description {
     dtype: DType,
@@ -45,7 +45,7 @@ thread_local! {
     static DESCRIBED: RefCell<Vec<Description>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Most descriptions of a call that are told apart: `Identity` has two.
+/// Most descriptions of a call that are distinguished: `Identity` has two.
 const MOST_DESCRIBED: usize = 3;
 
 /// Descriptions and buffers that are not destroyed.
@@ -137,7 +137,7 @@ pub fn destroy_description(handle: *const c_void) {
     }
 }
 
-/// `aclSetTensorFormat`: how the tensor lies in memory.
+/// `aclSetTensorFormat`: the layout of the tensor in memory.
 pub fn set_format(handle: *const c_void, format: i32) -> i32 {
     let status = acl(|| {
         let format = format_of("aclSetTensorFormat", format)?;
@@ -148,7 +148,7 @@ pub fn set_format(handle: *const c_void, format: i32) -> i32 {
     status
 }
 
-/// `aclSetTensorShape`: the shape of the tensor as it lies in memory.
+/// `aclSetTensorShape`: the shape of the tensor in memory.
 ///
 /// # Safety
 ///
@@ -282,7 +282,7 @@ impl Located {
     }
 }
 
-/// Copies a tensor to one of the same shape, which may lie in memory otherwise.
+/// Copies a tensor to one of the same shape, which may have another layout in memory.
 fn identity(
     call: &mut Arguments,
     handles: [*mut ascend_sys::bindings::aclTensor; 2],

@@ -125,7 +125,7 @@ pub(super) fn npu_format_cast(source: Stored, target: Stored) -> Outcome<Work> {
     source.expect_blocks()?;
     target.expect_blocks()?;
     if source.is_nz() && target.is_nz() {
-        // Blocks of one width: they are copied as they lie.
+        // Blocks of one width are copied as they are stored.
         target.argument.expect_shape(&argument.shape())?;
     }
     copied((argument, source.is_nz()), (target.argument, target.is_nz()))

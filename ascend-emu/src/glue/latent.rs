@@ -13,7 +13,7 @@ use ascend_spec::{DType, Soc};
 /// Elements of a fractal of the NZ layout.
 const FRACTAL: usize = 16;
 
-/// How a cache lies in memory, and what positions name.
+/// The layout of a cache in memory, and what positions name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct CacheMode {
     /// Whether the cache consists of blocks that all sequences share.

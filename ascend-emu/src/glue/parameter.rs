@@ -37,7 +37,7 @@ c_types! {
     In(*const aclTensor);
     /// `const aclTensor *` that is read, and whose elements may be of less than a byte.
     InPacked(*const aclTensor);
-    /// `const aclTensor *` that is read as it lies in memory: in FRACTAL_NZ its blocks.
+    /// `const aclTensor *` that is read as it is stored: in FRACTAL_NZ its blocks.
     InStored(*const aclTensor);
     /// `const aclTensor *` that is read, or null.
     OptionalIn(*const aclTensor);
@@ -45,7 +45,7 @@ c_types! {
     Ins(*const aclTensorList);
     /// `aclTensor *` that is written.
     Out(*const aclTensor);
-    /// `aclTensor *` that is written as it lies in memory: in FRACTAL_NZ its blocks.
+    /// `aclTensor *` that is written as it is stored: in FRACTAL_NZ its blocks.
     OutStored(*const aclTensor);
     /// `aclTensor *` that is written, or null.
     OptionalOut(*const aclTensor);

@@ -1,6 +1,6 @@
-//! Tensors as they lie in memory: in row-major order, or matrices in [`Format::FractalNz`].
+//! Tensors as they are stored: in row-major order, or matrices in [`Format::FractalNz`].
 //!
-//! In that order a matrix is cut into blocks of 16 rows and `c` columns, padded with zeros, and the blocks lie below
+//! In that order a matrix is cut into blocks of 16 rows and `c` columns, padded with zeros, and the blocks stand below
 //! each other, one column of them after the other: `[.., columns / c, rows / 16, 16, c]`. For `aclnnNpuFormatCast` `c`
 //! is what 32 bytes hold, and in the formats that say so 16 or 32: of weights for products with rows of such types.
 
@@ -14,7 +14,7 @@ const FORMATS: &str = "ND (also NCL, NCHW, NHWC, HWCN, NCDHW, NDHWC and NC) and 
 /// The axes of matrices, as messages say them.
 pub(super) const AXES: &str = "2 to 6 dimensions";
 
-/// A tensor of a call as it lies in memory.
+/// A tensor of a call as it is stored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stored {
     /// In FRACTAL_NZ the tensor of its blocks.
@@ -25,7 +25,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// What of a described tensor lies in memory: its own elements, or the blocks.
+    /// What of a described tensor is stored: its own elements, or the blocks.
     pub(super) fn memory(
         operator: &str,
         name: &str,
@@ -50,7 +50,7 @@ impl Stored {
         is_nz(self.format)
     }
 
-    /// Refuses another storage than that of the blocks of the shape. Elements of more than two bytes lie in blocks of
+    /// Refuses another storage than that of the blocks of the shape. Elements of more than two bytes are in blocks of
     /// 16 columns too: where what made them was an operator by its name.
     pub(super) fn expect_blocks(&self) -> Outcome {
         if !self.is_nz() {
@@ -78,7 +78,7 @@ pub(super) fn blocks(shape: &Dims, across: i64) -> Option<Dims> {
     Dims::new(&blocks)
 }
 
-/// Whether matrices lie in blocks.
+/// Whether matrices are stored in blocks.
 pub(super) fn is_nz(format: Format) -> bool {
     matches!(format, Format::FractalNz | Format::FractalNzC0x16 | Format::FractalNzC0x32)
 }

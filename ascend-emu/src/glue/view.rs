@@ -258,7 +258,7 @@ impl View {
     }
 
     /// Reads a matrix whose rows are strided, such as a transposed one: a few columns of all rows at a time, since a
-    /// whole row would bring as many cache lines as it has elements, and the next row the same ones again.
+    /// whole row would load as many cache lines as it has elements, and the next row the same ones again.
     fn read_panels<W: WideElement>(&self, values: &mut [W]) {
         let columns = self.shape[1].max(1);
         for start in (0..columns).step_by(PANEL) {

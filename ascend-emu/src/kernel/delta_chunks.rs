@@ -459,7 +459,7 @@ unsafe fn load<S: Simd>(simd: S, from: &Tensor, [slot, head, row]: [usize; 3], r
     }
 }
 
-/// Stores 16 rows of a state, from a row on, that lie in columns.
+/// Stores 16 rows of a state, from a row on, whose values are in columns.
 ///
 /// # Safety
 ///

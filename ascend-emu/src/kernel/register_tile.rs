@@ -1,6 +1,6 @@
 //! The inner loop of products of matrices: the sums of a register tile.
 //!
-//! The left factor is read by rows, the right one by vectors of columns, each of which lies along the inner axis. A
+//! The left factor is read by rows, the right one by vectors of columns, each of which runs along the inner axis. A
 //! tile of `ROWS` by `COLUMNS` vectors stays in registers, and the loop is loads and multiply-adds only: bounds are
 //! checked before it.
 

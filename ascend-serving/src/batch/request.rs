@@ -69,8 +69,8 @@ impl<'a> BatchRequest<'a> {
         }
     }
 
-    /// The same request in the cache of another group of layers, followed there by as many tokens as in the first.
-    /// Refuses a group that has given back some of the new tokens, and a request whose sequence has no such group.
+    /// This request in the cache of another group of layers, where as many tokens follow it as in the first. Refuses
+    /// a group that has given back some of the new tokens, and a request whose sequence has no such group.
     pub(super) fn in_group(&self, group: usize) -> Result<Self, Violation> {
         let both = self.sequence.and_then(|sequence| Some((sequence, sequence.group(group)?)));
         let Some((sequence, part)) = both else {

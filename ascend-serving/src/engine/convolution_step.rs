@@ -37,7 +37,7 @@ impl<'a, T: Element> ConvolutionInputs<'a, T> {
     }
 }
 
-/// How the rows, the weights and the bias of a layer lie in memory.
+/// The shapes and strides of the rows, the weights and the bias of a layer.
 #[derive(Clone, Copy, Debug)]
 struct ConvolutionForm([Option<TensorDesc>; 3]);
 

@@ -122,12 +122,12 @@ fn check_latent<T: Element>(
     Ok(check(rows, key_rope, layer.value, kv_heads, rope_dim)?)
 }
 
-/// How to bring the heads of a layer of latent attention.
+/// The advice on heads of a layer of latent attention.
 const LATENT_HEADS_FIX: &str = "bring queries of 512 where they are absorbed and of 128 where they are plain, rotary \
      parts of 64, latents of 512 and rotary keys of 64, each in its place of `LayerInputs::latent`, with the heads of \
      the `AttentionShape`";
 
-/// How to bring the heads of a layer of a step.
+/// The advice on heads of a layer of a step.
 pub(crate) const STEP_HEADS_FIX: &str = "bring query, key and value in this order, or make the `AttentionShape`, and \
      the cache if there is one, with the heads of these tensors; of heads that were filled up it has the filled size, \
      and the scale of the true one; layers over latents have their tensors from `LayerInputs::latent`";
@@ -141,7 +141,7 @@ pub(crate) struct StepRows {
     pub(crate) padded: usize,
     /// Whether the tensors have to include the padding.
     pub(crate) padding: bool,
-    /// How to bring as many rows, and other heads.
+    /// The advice on other rows, and on other heads.
     pub(crate) fixes: [&'static str; 2],
 }
 

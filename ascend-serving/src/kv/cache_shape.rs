@@ -23,7 +23,7 @@ pub struct CacheShape {
     pub value_dim: usize,
     /// The format of a block.
     pub format: Cache,
-    /// Whether the values of a block lie behind its keys, in one allocation
+    /// Whether the values of a block stand behind its keys, in one allocation
     /// ([`side_by_side`](CacheShape::side_by_side)).
     pub side_by_side: bool,
 }
@@ -73,8 +73,8 @@ impl CacheShape {
     }
 
     /// Lays the values of each block behind its keys, in one allocation for a layer: a block of a request is then one
-    /// range of memory, which an engine moves or registers at once. Keys and values are strided views, whose blocks
-    /// lie two blocks apart. They have one head dimension, and are not quantised.
+    /// range of memory, which an engine moves or registers at once. Keys and values are strided views, with a
+    /// stride of two blocks. They have one head dimension, and are not quantised.
     ///
     /// Which calls read such a cache in place is for the release to say: on Atlas A2 and A3 CANN 9.2 does in packed
     /// steps over BnBsH, on Ascend 950 in every step. Elsewhere backends refuse it, by `tensor.contiguous`,
@@ -84,7 +84,7 @@ impl CacheShape {
         self
     }
 
-    /// How many blocks of keys, or of values, lie from one block to the next.
+    /// The stride of the blocks of keys, or of values, in blocks.
     pub(super) fn block_step(&self) -> usize {
         match self.side_by_side {
             true => 2,
@@ -227,7 +227,7 @@ impl CacheShape {
         }
     }
 
-    /// A cache as it is written: contiguous, with [what lies between its blocks](spread_blocks); in BnNBsD each head of
+    /// A cache as it is written: contiguous, with [what is between its blocks](spread_blocks); in BnNBsD each head of
     /// a block is a block of its own.
     pub(super) fn writable<T: Element>(&self, cache: &Tensor<T>) -> Result<Tensor<T>> {
         let (cache, _) = spread_blocks(cache)?;

@@ -88,7 +88,7 @@ impl<T: Element> LayerCache<T> {
     }
 
     /// Queues copies of cached tokens to `key` and `value`, `[tokens, N * D]` each, from a cache in which a token's
-    /// row is contiguous: BnBsH, or a single head in BnNBsD. From blocks that lie apart each block is a copy of its
+    /// row is contiguous: BnBsH, or a single head in BnNBsD. Of strided blocks each is a copy of its
     /// own. Returns at once.
     ///
     /// # Errors

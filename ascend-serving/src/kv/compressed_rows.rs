@@ -1,4 +1,4 @@
-//! Where the compressed tokens of native sparse attention lie in the blocks of a pool.
+//! The places of the compressed tokens of native sparse attention in the blocks of a pool.
 
 use std::ops::Range;
 

@@ -49,13 +49,13 @@ pub(crate) fn check_block_size(block_size: usize) -> Result<(), Violation> {
 /// The number of tokens of a request or sequence with these cached ones and new ones, which INT32 counts.
 ///
 /// # Errors
-/// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), where `of` names the request or sequence.
-pub(crate) fn check_tokens(cached: usize, new: usize, of: impl fmt::Display) -> Result<usize, Violation> {
+/// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW), where `whose` names the request or sequence.
+pub(crate) fn check_tokens(cached: usize, new: usize, whose: impl fmt::Display) -> Result<usize, Violation> {
     let len = cached.checked_add(new);
     len.filter(|len| *len <= MAX_INT32).ok_or_else(|| {
         Violation::new(
             &rules::LENGTHS_OVERFLOW,
-            format_args!("{cached} cached and {new} new tokens of {of}"),
+            format_args!("{cached} cached and {new} new tokens of {whose}"),
             format_args!("at most {MAX_INT32}"),
             "end the request",
         )
@@ -111,8 +111,7 @@ pub(super) fn head_slot(slot: usize, block_size: usize, heads: usize, head: usiz
     head_block(slot / block_size, heads, head) * block_size + slot % block_size
 }
 
-/// The slot of a token where each block lies `step` blocks behind the one before it, counted in the memory from the
-/// first block on.
+/// The slot of a token where blocks have a stride of `step` blocks, counted in the memory from the first block on.
 pub(super) fn spread_slot(slot: usize, block_size: usize, step: usize) -> usize {
     slot / block_size * step * block_size + slot % block_size
 }

@@ -28,8 +28,8 @@ impl SlotRun {
         self.to..self.to + self.len
     }
 
-    /// The run where blocks to copy from lie `step` blocks apart: one run for each block, or where they follow each
-    /// other the run itself.
+    /// The run where blocks to copy from have a stride of `step` blocks: one run for each block, or where they follow
+    /// each other the run itself.
     pub(super) fn spread(self, block_size: usize, step: usize) -> impl Iterator<Item = SlotRun> {
         let mut done = 0;
         iter::from_fn(move || {
@@ -56,8 +56,8 @@ impl SlotRun {
     }
 }
 
-/// A cache as contiguous memory, which has what lies between its blocks as blocks of its own, and how many of these lie
-/// from one block of the cache to the next: 1 where the cache is contiguous.
+/// A cache as contiguous memory, which has what is between its blocks as blocks of its own, and the stride of the
+/// cache's blocks in these: 1 where the cache is contiguous.
 ///
 /// # Errors
 /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for blocks that are not contiguous, or not a whole number of blocks
@@ -86,8 +86,8 @@ pub(super) fn spread_blocks<T: Element>(cache: &Tensor<T>) -> Result<(Tensor<T>,
     }
 }
 
-/// A cache as contiguous rows `[tokens, N * D]` of its [blocks in memory](spread_blocks), how many of these lie from
-/// one block of the cache to the next, and the sizes of the rows.
+/// A cache as contiguous rows `[tokens, N * D]` of its [blocks in memory](spread_blocks), the stride of the
+/// cache's blocks in these, and the sizes of the rows.
 ///
 /// # Errors
 /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a cache of another block size, or one in which a token has

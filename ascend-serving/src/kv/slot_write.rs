@@ -171,7 +171,7 @@ impl<T: Element> WriteViews<T> {
 }
 
 /// The slots of rows as ScatterPaKvCache has them in a paged cache: those of each head, where its heads have [blocks
-/// of their own](super::slot::head_block), and with what lies between the cache's blocks.
+/// of their own](super::slot::head_block), and with what is between the cache's blocks.
 ///
 /// # Errors
 /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for more slots than the host has memory for.
@@ -202,7 +202,7 @@ pub(crate) fn slot_mapping(
     let (pool, shape) = blocks;
     let allowed = [pool.pad_policy().allowed_lint()];
     let scattered = scattered_slots(blocks, slots)?;
-    // Behind the last block lies nothing that the cache of keys or of values spans.
+    // The cache of keys or of values spans nothing behind the last block.
     let blocks_spanned = (pool.blocks() - 1) * shape.block_step() + 1;
     let places = blocks_spanned * pool.block_size() * shape.split();
     Ok(SlotMapping::allowing(stream, &scattered, places, &allowed)?)

@@ -29,13 +29,13 @@ use super::step_agreement::{BY_ROWS, SequenceNames, StepOrder, refuse};
 /// The [`AttentionShape`] is that of the rank: its query heads over the key heads of its cache. All ranks have as many
 /// heads, and the same key heads. With heads divided by [`TensorParallel`](crate::TensorParallel), the ranks of one
 /// communicator are those that would have [copies](crate::TensorParallel::replicas) of the same key heads. All ranks
-/// bring the keys and values of every new token; each writes those that it holds.
+/// pass the keys and values of every new token; each writes those that it holds.
 ///
 /// **Every rank makes the same steps**: the same sequences in the same order, with the same numbers of cached and new
 /// tokens, and the layers in order, on a thread of its own. A rank may have a pool of its own, whose sequences grow
 /// alike, or share that of another rank of the process ([`with_pool`](Self::with_pool)).
 ///
-/// The first layer of a step compares what the ranks bring, before it writes or computes anything: lengths, order of
+/// The first layer of a step compares what the ranks compute, before it writes or computes anything: lengths, order of
 /// the sequences, runs, layers, heads, element type, scale, and whether the step is divided by heads, by rows or
 /// replayed from a graph of some size. Where a rank has another step, all ranks refuse the layer with the first
 /// difference and the ranks that have it ([`RANKS_BATCH`](crate::rules::RANKS_BATCH)), and nothing has changed: the
@@ -444,7 +444,7 @@ impl<T: Element> ContextAttention<T> {
     /// come, and fail too; later steps are refused ([`RANKS_LEFT`](crate::rules::RANKS_LEFT)); no token counts as
     /// computed, since the last ones may lack what a rank that has left did not send. Its
     /// [graphs](crate::ContextGraphs) replay no more; on hardware drop them first, since HCCL wants graphs destroyed
-    /// before their communicators. The attention of a single rank has nobody to leave, and stays as it is.
+    /// before their communicators. The attention of a single rank stays as it is.
     pub fn leave(&mut self) {
         if self.division.share().ranks() == 1 {
             return;
@@ -464,12 +464,12 @@ impl<T: Element> Drop for ContextAttention<T> {
     }
 }
 
-/// The rows that a rank brings to a layer, and how to bring them.
+/// The rows that a rank passes to a layer, and the advice on others.
 pub(super) fn rows_of_layer(rows: usize, fixes: [&'static str; 2]) -> StepRows {
     StepRows { actual: rows, padded: rows, padding: true, fixes }
 }
 
-/// How to bring the rows and heads of a layer whose heads are divided.
+/// The advice on rows and heads of a layer whose heads are divided.
 pub(super) const HEADS_FIXES: [&str; 2] =
     ["bring a row for each new token of the step's requests, in their order", STEP_HEADS_FIX];
 

@@ -266,7 +266,7 @@ impl ContextSplit {
     }
 
     /// The step's tokens whose rows `rank` computes where rows are divided over the ranks
-    /// ([`ContextAttention::begin_rows`](crate::ContextAttention::begin_rows)), in the order in which it brings them:
+    /// ([`ContextAttention::begin_rows`](crate::ContextAttention::begin_rows)), in the order in which it passes them:
     /// of each request chunk `rank` and chunk `2 P - 1 - rank` of `2 P` for `P` ranks (zigzag), so that all have as
     /// much to do. Chunks differ by one token where the new ones do not divide, and empty ones are left out.
     pub fn rows(&self, rank: usize) -> Vec<Range<usize>> {

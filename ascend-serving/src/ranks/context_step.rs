@@ -43,7 +43,7 @@ impl<T: Element> ContextAttention<T> {
     }
 
     /// Begins a step whose rows are divided over the ranks, with the heads of all (prefill context parallelism, PCP):
-    /// for prompts and their chunks, behind cached tokens too. The rank brings the [rows](ContextStep::rows) that it
+    /// for prompts and their chunks, behind cached tokens too. The rank passes the [rows](ContextStep::rows) that it
     /// has, with `P * N` query heads, and the keys and values of these rows alone. A layer gathers the keys and values
     /// of all ranks, and those in front of the step too; each rank keeps those that its cache holds, and attends with
     /// its rows, each of which sees every key up to its own, so that nothing is merged. A step of
@@ -206,10 +206,10 @@ impl<'a, T: Element> StepCalls<'a, T> {
     }
 }
 
-/// The queries, keys and values that a rank brings to a layer.
+/// The queries, keys and values that a rank passes to a layer.
 type RankInputs<'a, T> = (Queries<'a, T>, &'a Tensor<T>, &'a Tensor<T>);
 
-/// How to bring the rows and heads of a layer whose rows are divided.
+/// The advice on rows and heads of a layer whose rows are divided.
 const ROWS_FIXES: [&str; 2] = [
     "bring query, key and value of this rank's own rows alone, those that `ContextStep::rows` names, behind each other",
     "bring query, key and value in this order, the query with the heads of all ranks: as many times those of the \
@@ -226,7 +226,7 @@ pub struct ContextStep<'a, T: Element> {
     stream: &'a Stream,
     split: ContextSplit,
     calls: StepCalls<'a, T>,
-    /// The step's tokens whose rows the rank brings.
+    /// The step's tokens whose rows the rank passes.
     rows: Vec<Range<usize>>,
     order: StepOrder,
     /// Marks of the time, if they are asked for.
@@ -260,7 +260,7 @@ impl<T: Element> ContextStep<'_, T> {
         &self.split
     }
 
-    /// The tokens of the step, counted over its requests, whose rows the rank brings to each layer, in order: all, or
+    /// The tokens of the step, counted over its requests, whose rows the rank passes to each layer, in order: all, or
     /// of a step of [`begin_rows`](ContextAttention::begin_rows) its chunks of each request
     /// ([`ContextSplit::rows`](crate::ContextSplit::rows)).
     pub fn rows(&self) -> &[Range<usize>] {
@@ -309,7 +309,7 @@ impl<T: Element> ContextStep<'_, T> {
     /// or the next step of this size, or copy it there.
     ///
     /// # Errors
-    /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) of the first layer, on all ranks, where they bring different steps:
+    /// [`RANKS_BATCH`](crate::rules::RANKS_BATCH) of the first layer, on all ranks, where they begin different steps:
     /// nothing was written or computed, and no rank has left;
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS), [`STEP_HEADS`](crate::rules::STEP_HEADS) and
     /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for tensors of other shapes,

@@ -58,11 +58,11 @@ const FORM: Term = ("step", |form| match form {
     size => format!("replayed from graphs of size {size}"),
 });
 
-/// The form of a step of which each rank brings all rows of some heads; a larger one is replayed from a graph of that
+/// The form of a step of which each rank passes all rows of some heads; a larger one is replayed from a graph of that
 /// size.
 pub(super) const BY_HEADS: i64 = 0;
 
-/// The form of a step of which each rank brings some rows of all heads.
+/// The form of a step of which each rank passes some rows of all heads.
 pub(super) const BY_ROWS: i64 = -1;
 
 /// The number that stands for no sequence.
@@ -75,7 +75,7 @@ const STATE: Term = ("step", |state| if state == REFUSED { "refused" } else { "b
 const REFUSED_FIX: &str =
     "begin the step on the rank that refuses it, and repeat the layer on the others; or drop the step on all ranks";
 
-/// What mends ranks that bring more or fewer requests.
+/// What mends ranks that have more or fewer requests.
 const REQUESTS_FIX: &str = "begin the step again, on the ranks that have brought something else, with the same \
      requests in the same order; a request that some ranks have preempted or ended is left out on all; the others \
      repeat the layer";

@@ -44,7 +44,7 @@ impl TensorParallel {
     /// [`AttentionShape::check`].
     pub fn new(shape: AttentionShape, ranks: usize) -> Result<Self> {
         shape.check()?;
-        let is_multiple = |heads: usize, of: usize| heads.checked_rem(of) == Some(0);
+        let is_multiple = |heads: usize, divisor: usize| heads.checked_rem(divisor) == Some(0);
         let divides = |ranks: usize| {
             let AttentionShape { heads, kv_heads, .. } = shape;
             is_multiple(heads, ranks) && (is_multiple(kv_heads, ranks) || is_multiple(ranks, kv_heads))

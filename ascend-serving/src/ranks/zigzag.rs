@@ -14,7 +14,7 @@ pub(super) fn zigzag(ranks: usize, rank: usize, rows: usize) -> [Range<usize>; 2
     }
 }
 
-/// What `rank` has of several sequences with these rows, in the order in which it brings them: which sequence, and the
+/// What `rank` has of several sequences with these rows, in the order in which it passes them: which sequence, and the
 /// rows of a chunk of it. Empty chunks are left out.
 pub(super) fn chunks(
     ranks: usize,

@@ -17,7 +17,7 @@ use super::two_caches;
 /// Native sparse attention (NSA, Yuan and others 2025): each token attends to compressed tokens, to the best blocks of
 /// tokens, and to a window.
 ///
-/// A cache of keys and values is given; beside it lies one of compressed tokens, in the same blocks of the same pool. A
+/// A cache of keys and values is given; beside it is one of compressed tokens, in the same blocks of the same pool. A
 /// [`Sequence`] grows, forks, shares prefixes and is cut in both at once. Each step writes the new tokens, compresses
 /// the blocks of tokens that they complete, and attends, by calls of NsaCompressWithCache, NsaCompressAttentionInfer,
 /// NsaSelectedAttentionInfer and FusedInferAttentionScore ([`NativeStep::forward`](crate::NativeStep::forward)). Their

@@ -110,7 +110,7 @@ pub(super) enum Whose {
 }
 
 impl Whose {
-    /// How to bring the heads of a layer or an indexer, those of an indexer as `captured` graphs have them.
+    /// The advice on heads of a layer or an indexer, on those of an indexer as `captured` graphs have them.
     fn fix(self, captured: bool) -> &'static str {
         match self {
             Self::Indexer(_) if captured => {

@@ -136,7 +136,7 @@ impl<T: Element> SparseLatent<T> {
         Ok(())
     }
 
-    /// The queries that layers bring: over quantised latents each is followed by its rotary part.
+    /// The queries of layers: over quantised latents each is followed by its rotary part.
     pub(super) fn layer_queries(&self) -> LayerQueries {
         LayerQueries { heads: self.shape.heads, joined: self.latents.is_quantised() }
     }

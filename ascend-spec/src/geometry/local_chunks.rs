@@ -26,7 +26,7 @@ pub struct LocalChunks {
     kv_len: u64,
 }
 
-/// The rows of a sequence that lie in one chunk, as a sequence of their own for an operator without chunks: its mask
+/// The rows of a sequence that are in one chunk, as a sequence of their own for an operator without chunks: its mask
 /// is causal from the lower right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualSequence {

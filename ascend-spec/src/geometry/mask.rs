@@ -192,7 +192,7 @@ impl Runs {
     /// Most runs of a row.
     pub const MAX: usize = 3;
 
-    /// Adds a run that does not begin before the last one, and joins the two if no key lies between them.
+    /// Adds a run that does not begin before the last one, and joins the two if no key is between them.
     fn push(&mut self, run: Range<u64>) {
         if run.is_empty() {
             return;

@@ -127,7 +127,7 @@ pub(super) fn tiles_of_regions(
         joined.end();
         return;
     }
-    // Blocks that a region touches, and those that lie entirely in it.
+    // Blocks that a region overlaps, and those that it contains.
     let bounds = |region: &Region| {
         let (start, stop) = region.span((first, end));
         let touched = start as u64 / width..(stop as u64).div_ceil(width.get());

@@ -80,7 +80,7 @@ struct Content {
     /// Number of blocks of the smallest cache that a launch has read by the table: queued or captured work may still
     /// do so.
     blocks: Option<usize>,
-    /// Rows of which nobody knows what they hold, since overwriting them has failed.
+    /// Rows with unknown contents, since overwriting them has failed.
     unknown: Range<usize>,
 }
 

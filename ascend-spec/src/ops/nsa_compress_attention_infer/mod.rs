@@ -1,7 +1,7 @@
 //! NsaCompressAttentionInfer: attention to compressed tokens in a paged cache, whose weights choose blocks of original
 //! tokens.
 //!
-//! A row attends to the compressed tokens of its sequence. The weights of those that lie in a block of `l'` original
+//! A row attends to the compressed tokens of its sequence. The weights of those in a block of `l'` original
 //! tokens, or beside it, are the block's score, summed over the query heads of a key head. A row gets the blocks with
 //! the highest scores; the first block and the last two are always among them.
 //! [NsaSelectedAttentionInfer](super::nsa_selected_attention_infer) attends to their tokens.

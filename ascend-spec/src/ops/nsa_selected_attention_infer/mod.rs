@@ -104,7 +104,7 @@ pub enum SelectionFault {
         block: i64,
     },
     /// A block stands after a negative entry: the operator counts the entries that are not negative, and reads only
-    /// so many from the first on.
+    /// that number of entries, from the first on.
     Behind {
         /// The block.
         block: i64,

@@ -152,7 +152,7 @@ fn strided_axes(f: &Facts<'_>, parameter: Parameter) -> usize {
 }
 
 /// Whether a tensor whose first `axes` axes may have any stride is contiguous in the others, and the entries of those
-/// axes lie one after another, not at one place.
+/// axes have a stride above 0.
 pub(crate) fn is_read_in_place(desc: &TensorDesc, axes: usize) -> bool {
     let mut sized = desc.shape.iter().zip(desc.strides.iter()).take(axes);
     desc.is_contiguous_from(axes) && sized.all(|(&dim, &stride)| dim <= 1 || stride > 0)
