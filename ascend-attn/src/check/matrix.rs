@@ -39,10 +39,10 @@ pub(super) fn print(all: &[Checked], output: &mut Output) -> Result<(), Stop> {
         }
         output.line(row.trim_end())?;
     }
-    let mut told: Vec<&str> = Vec::new();
+    let mut printed: Vec<&str> = Vec::new();
     for message in all.iter().filter_map(|checked| checked.message.as_deref()) {
-        if !told.contains(&message) {
-            told.push(message);
+        if !printed.contains(&message) {
+            printed.push(message);
             let refused = all.iter().filter(|c| c.message.as_deref() == Some(message));
             output.line(format_args!("  on {}:", targets(refused)))?;
             output.line(format_args!("    {message}"))?;

@@ -50,10 +50,10 @@ fn run(file: &Path, out: &Path, threads: usize, deterministic: bool) -> Result<(
     if output.status.success() {
         return Ok(());
     }
-    let said = [output.stderr, output.stdout].concat();
+    let printed = [output.stderr, output.stdout].concat();
     Err(format!(
         "a process with {VARIABLE}={threads}: {}; it said: {}",
         output.status,
-        String::from_utf8_lossy(&said).trim()
+        String::from_utf8_lossy(&printed).trim()
     ))
 }
