@@ -13,36 +13,23 @@ use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnChunkGatedDeltaRule, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! chunk_gated_delta_rule_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { query: tensor, Query, "query", "Queries, `[T, Nk, Dk]`." }
-            1 { key: tensor, Key, "key", "Keys, `[T, Nk, Dk]`." }
-            1 { value: tensor, Value, "value", "Values, `[T, Nv, Dv]`." }
-            1 { beta: tensor, Beta, "beta", "The part of each correction that is made, `[T, Nv]`." }
-            1 { initial_state: tensor, InitialState, "initialState",
-                "The state that each sequence begins with, `[B, Nv, Dv, Dk]`: zeros for one that begins empty." }
-            1 { actual_seq_lengths: tensor, ActualSeqLengths, "actualSeqLengths",
-                "Tokens of each sequence, `[B]`: lengths, not ends." }
-            1 { g: tensor, G, "gOptional", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
-            1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
-            1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
-            1 { final_state: output, FinalState, "finalState",
-                "The state behind the last token of each sequence, `[B, Nv, Dv, Dk]`. That of a sequence without \
-                 tokens is not written." }
-        }
-    };
-}
-
-chunk_gated_delta_rule_arguments! {
-    declare_arguments { "ChunkGatedDeltaRule", #[derive(Copy)] ChunkDeltaCall }
+declare_operator! {
+    /// Source: aclnnChunkGatedDeltaRule, parameter table.
+    chunk_gated_delta_rule_arguments, "ChunkGatedDeltaRule", #[derive(Copy)] ChunkDeltaCall;
+    1 { query: tensor, Query, "query", "Queries, `[T, Nk, Dk]`." }
+    1 { key: tensor, Key, "key", "Keys, `[T, Nk, Dk]`." }
+    1 { value: tensor, Value, "value", "Values, `[T, Nv, Dv]`." }
+    1 { beta: tensor, Beta, "beta", "The part of each correction that is made, `[T, Nv]`." }
+    1 { initial_state: tensor, InitialState, "initialState",
+        "The state that each sequence begins with, `[B, Nv, Dv, Dk]`: zeros for one that begins empty." }
+    1 { actual_seq_lengths: tensor, ActualSeqLengths, "actualSeqLengths",
+        "Tokens of each sequence, `[B]`: lengths, not ends." }
+    1 { g: tensor, G, "gOptional", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
+    1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
+    1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
+    1 { final_state: output, FinalState, "finalState",
+        "The state behind the last token of each sequence, `[B, Nv, Dv, Dk]`. That of a sequence without \
+         tokens is not written." }
 }
 
 versions! {
