@@ -1,7 +1,6 @@
 //! GatherPaKvCache as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
 use super::one_version::declared_by_problem;
 use crate::config::{Check, check};
@@ -16,7 +15,7 @@ use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::ops::gather_pa_kv_cache::{Argument, Arguments, GatherProblem, Parameter, Source, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
-use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
+use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
 use std::ptr;
 
 /// A call that satisfies every rule.
@@ -154,7 +153,7 @@ unsafe fn copy(pieces: &Pieces, cache: *const u8, place: &dyn Fn(usize) -> usize
     }
 }
 
-gather_pa_kv_cache_arguments! { arguments_of_version {
-    1 phase_one { aclnnGatherPaKvCacheGetWorkspaceSize, Arguments, executor_of(GatherOperator::new) }
-} }
-phase_two!(aclnnGatherPaKvCache, Version::V1.symbol());
+c_functions! {
+    gather_pa_kv_cache_arguments;
+    1 V1: aclnnGatherPaKvCacheGetWorkspaceSize, aclnnGatherPaKvCache => GatherOperator::new;
+}

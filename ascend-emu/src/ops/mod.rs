@@ -1,5 +1,7 @@
 //! Operators: the computation of a launch of each, and its C functions.
 
+#[macro_use]
+pub(crate) mod entry_point;
 mod atb_attention;
 mod attention;
 mod attention_contents;
@@ -12,7 +14,6 @@ mod chunk_gated_delta_rule;
 mod contiguous;
 mod declared;
 mod delta_rule;
-pub(crate) mod entry_point;
 mod flash_attention_score;
 mod fused_infer_attention_score;
 mod gather_pa_kv_cache;

@@ -1,7 +1,6 @@
 //! RingAttentionUpdate as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
@@ -18,7 +17,7 @@ use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Argument, Arguments, Parameter, RingUpdateProblem, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, ring_attention_update_arguments};
+use ascend_spec::{TensorDesc, ring_attention_update_arguments};
 use std::ops::Range;
 
 /// A call that satisfies every rule.
@@ -157,12 +156,8 @@ fn new(version: Version) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<
     move |arguments| RingUpdateOperator::new(arguments, version)
 }
 
-ring_attention_update_arguments! { arguments_of_version {
-    1 phase_one { aclnnRingAttentionUpdateGetWorkspaceSize, Arguments, executor_of(new(Version::V1)) }
-} }
-phase_two!(aclnnRingAttentionUpdate, Version::V1.symbol());
-
-ring_attention_update_arguments! { arguments_of_version {
-    2 phase_one { aclnnRingAttentionUpdateV2GetWorkspaceSize, Arguments, executor_of(new(Version::V2)) }
-} }
-phase_two!(aclnnRingAttentionUpdateV2, Version::V2.symbol());
+c_functions! {
+    ring_attention_update_arguments;
+    1 V1: aclnnRingAttentionUpdateGetWorkspaceSize, aclnnRingAttentionUpdate => new(Version::V1);
+    2 V2: aclnnRingAttentionUpdateV2GetWorkspaceSize, aclnnRingAttentionUpdateV2 => new(Version::V2);
+}
