@@ -6,11 +6,11 @@ use std::sync::Arc;
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, Parameter, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ};
-use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
+use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
 use crate::runtime::{Queue, ReplayCheck};
@@ -19,7 +19,7 @@ use crate::tensor::{AnyTensor, Tensor};
 use super::SequenceBlocks;
 
 entry_points! {
-    gather_pa_kv_cache_arguments, GatherCall<'_>, Parameter, Version;
+    gather_pa_kv_cache_arguments, GatherCall<'_>;
     Version::V1 => 1: aclnnGatherPaKvCacheGetWorkspaceSize, aclnnGatherPaKvCache;
 }
 
@@ -138,8 +138,6 @@ impl GatherPaKvCache {
         })
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of GatherPaKvCache that was checked and prepared. From [`GatherPaKvCache::plan`].
 ///

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Parameter, ScatterCall, Version};
-use ascend_spec::{arguments_of_version, scatter_pa_kv_cache_arguments};
+use ascend_spec::scatter_pa_kv_cache_arguments;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, NamedTensors, entry_points, phase_one};
+use crate::operator::{NamedTensors, entry_points, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
@@ -81,7 +81,7 @@ impl<'a, T: Element> From<(&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)> for S
 }
 
 entry_points! {
-    scatter_pa_kv_cache_arguments, ScatterCall<'_>, Parameter, Version;
+    scatter_pa_kv_cache_arguments, ScatterCall<'_>;
     Version::V1 => 1: aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache;
 }
 
@@ -172,8 +172,6 @@ impl ScatterPaKvCache {
         })
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// The tensors of a launch, caches in the operator's axes: the keys and the values, each with their cache.
 fn tensors<'a>(
