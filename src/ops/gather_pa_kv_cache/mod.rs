@@ -1,4 +1,11 @@
-//! Keys and values out of a paged cache.
+//! GatherPaKvCache: copies the keys and values of sequences out of a paged cache, into rows one after the other.
+//!
+//! [`GatherPaKvCache`] describes a call, which is planned once and launched per layer as a [`GatherPlan`]. Which
+//! blocks hold the sequences is a [`SequenceBlocks`], checked on the host before it reaches the device.
+
+mod sequence_blocks;
+
+pub use sequence_blocks::SequenceBlocks;
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,8 +22,6 @@ use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
-
-use super::SequenceBlocks;
 
 entry_points! {
     gather_pa_kv_cache_arguments, GatherCall<'_>;

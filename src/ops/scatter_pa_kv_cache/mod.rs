@@ -1,4 +1,11 @@
-//! New keys and values into a paged cache.
+//! ScatterPaKvCache: writes new keys and values into the slots of a paged cache.
+//!
+//! [`ScatterPaKvCache`] describes a call, which is planned once and launched per layer as a [`ScatterPlan`]. The
+//! slots are a [`SlotMapping`], checked on the host before they reach the device.
+
+mod slot_mapping;
+
+pub use slot_mapping::SlotMapping;
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,8 +20,6 @@ use crate::operator::{NamedTensors, entry_points, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
-
-use super::SlotMapping;
 
 /// Order of the axes of a paged cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
