@@ -10,7 +10,7 @@ use crate::allowed::{Checked, Named};
 use crate::attention_problem::lint_scale;
 use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
-use crate::rule::{require, rules};
+use crate::rule::rules;
 use crate::{DType, Dims, Target, TensorDesc, Violation};
 
 declare_operator! {
@@ -130,12 +130,7 @@ impl ChunkDeltaCall {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<DeltaRuleProblem, Violation> {
-        require!(
-            Version::V1.runs_on(target),
-            PRODUCT,
-            target,
-            "Atlas A2 and A3 with 9.1 or newer, Ascend 950 with 9.2",
-        );
+        PRODUCT.runs(Version::V1.info(), target)?;
         let query = REQUIRED.requires(self.query, "query")?;
         REQUIRED.requires(self.key, "key")?;
         let value = REQUIRED.requires(self.value, "value")?;
@@ -148,8 +143,7 @@ impl ChunkDeltaCall {
         if out.is_empty() && final_state.is_empty() {
             return Ok(DeltaRuleProblem::none());
         }
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let sizes = SHAPES.sizes(&query, &value)?;
         let [tokens, heads] = [sizes.tokens, sizes.value_heads];
         let sequences = lengths.shape.first().copied().unwrap_or(0);
@@ -194,16 +188,14 @@ impl ChunkDeltaCall {
     fn dtypes(&self, initial_state: &TensorDesc, target: Target) -> Checked {
         let states: &[DType] = if target.is_950() { &[Bf16, Float] } else { &[Bf16] };
         DTYPE.takes(Named("initialState", initial_state.dtype), states)?;
-        for (argument, desc) in self.each_tensor() {
-            let allowed = match argument.parameter {
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
                 Parameter::InitialState | Parameter::FinalState => initial_state.dtype,
                 Parameter::G => Float,
                 Parameter::ActualSeqLengths => Int32,
                 _ => Bf16,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), allowed)?;
-        }
-        Ok(())
+            })
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use crate::allowed::{Checked, Named, Noted, Outcome, Rank};
 use crate::attention_problem::lint_scale;
 use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
-use crate::rule::{lint, require, rules};
+use crate::rule::{lint, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
 
 declare_operator! {
@@ -163,12 +163,7 @@ impl RecurrentDeltaCall {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<DeltaRuleProblem, Violation> {
-        require!(
-            Version::V1.runs_on(target),
-            PRODUCT,
-            target,
-            "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.1 or newer",
-        );
+        PRODUCT.runs(Version::V1.info(), target)?;
         let query = REQUIRED.requires(self.query, "query")?;
         let key = REQUIRED.requires(self.key, "key")?;
         let value = REQUIRED.requires(self.value, "value")?;
@@ -181,8 +176,7 @@ impl RecurrentDeltaCall {
             GK.forbids([("gk", self.gk.is_some())])?;
         }
         self.dtypes(target)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let sizes = SHAPES.sizes(&query, &value)?;
         let [tokens, heads] = [sizes.tokens, sizes.value_heads];
         SHAPES.is("key", Some(&key), &query.shape)?;

@@ -169,8 +169,7 @@ impl RmsNormCall {
         );
         DTYPE.takes(Named("yOut", y.dtype), x.dtype)?;
         DTYPE.takes(Named("rstdOut", rstd.dtype), Float)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         require!(
             !x.shape.is_empty() && !gamma.shape.is_empty(),
             RANK,
