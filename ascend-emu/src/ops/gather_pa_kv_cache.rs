@@ -2,42 +2,20 @@
 
 use super::declared::DeclaredOperator;
 use super::launch::{Launch, integers};
-use super::one_version::declared_by_problem;
-use crate::config::{Check, check};
-use crate::descriptor::DescribedTensor;
+use super::one_version::{checked_call, declared_by_problem};
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
-use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::runtime::context;
-use crate::status::Outcome;
 use ascend_spec::ops::gather_pa_kv_cache::{Argument, Arguments, GatherProblem, Parameter, Source, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
 use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
 use std::ptr;
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct GatherOperator {
-    arguments: Arguments<TensorDesc>,
-    problem: GatherProblem,
-    /// How strictly misuse that is found on the device is treated.
-    check: Check,
-}
+checked_call! { GatherOperator: GatherProblem, target.soc }
 
 impl GatherOperator {
-    /// Checks a call.
-    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let (call, soc) = (arguments.call(), context::machine().target.soc);
-        let problem = call.check(soc)?;
-        let first = |allowed: &[&str]| call.lint(&problem, soc, allowed);
-        lints::report_first(Version::V1.symbol(), &arguments, first)?;
-        Ok(GatherOperator { arguments, problem, check: check() })
-    }
-
     /// Reports a source that is not in the cache; in strict mode that is a device fault.
     fn inspect(&self, launch: &Launch<'_, Self>, source: Source) -> Result<(), Fault> {
         let (tensor, text) = match source {

@@ -2,7 +2,7 @@
 
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
-use crate::config::{Check, check};
+use super::one_version::checked_call;
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
@@ -10,36 +10,17 @@ use crate::finding_kind::FindingKind;
 use crate::host_memory::try_collect;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::ring_update::{self, Buffers, Triple};
-use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Argument, Arguments, Parameter, RingUpdateProblem, Version};
 use ascend_spec::{TensorDesc, ring_attention_update_arguments};
 use std::ops::Range;
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct RingUpdateOperator {
-    arguments: Arguments<TensorDesc>,
-    version: Version,
-    problem: RingUpdateProblem,
-    /// How strictly misuse that is found on the device is treated.
-    check: Check,
-}
+checked_call! { RingUpdateOperator: RingUpdateProblem, target, version }
 
 impl RingUpdateOperator {
-    /// Checks a call of a version.
-    fn new(arguments: &Arguments<DescribedTensor>, version: Version) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let call = arguments.call();
-        let problem = call.check(version, context::machine().target)?;
-        lints::report_first(version.symbol(), &arguments, |allowed| call.lint(allowed))?;
-        Ok(RingUpdateOperator { arguments, version, problem, check: check() })
-    }
-
     /// The order of maxima and sums, where it makes a difference.
     fn softmax_order(&self) -> Option<&'static str> {
         let (packed, heads) = (self.problem.layout.is_packed(), self.problem.heads);

@@ -34,9 +34,9 @@ impl ScatterOperator {
     /// Checks a call.
     fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
         let symbol = Version::V1.symbol();
-        let op = ScatterOperator::of(symbol, arguments, context::machine().target.soc)?;
-        let call = op.arguments.call();
-        lints::report_first(symbol, &op.arguments, |allowed| call.lint(allowed))?;
+        let soc = context::machine().target.soc;
+        let op = ScatterOperator::of(symbol, arguments, soc)?;
+        lints::report_first(symbol, &op.arguments, |allowed| op.arguments.call().lint(soc, allowed))?;
         Ok(op)
     }
 

@@ -2,13 +2,10 @@
 
 use super::declared::DeclaredOperator;
 use super::listed_keys::{ListedKeys as _, attends_to_listed_keys, listed_keys};
-use super::one_version::declared_by_problem;
-use crate::config::{Check, check};
+use super::one_version::{checked_call, declared_by_problem};
 use crate::descriptor::DescribedTensor;
-use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::sparse_flash_attention::{
@@ -16,26 +13,7 @@ use ascend_spec::ops::sparse_flash_attention::{
 };
 use ascend_spec::{TensorDesc, sparse_flash_attention_arguments};
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct SparseFlashOperator {
-    arguments: Arguments<TensorDesc>,
-    version: Version,
-    problem: SparseFlashProblem,
-    /// How strictly misuse that is found on the device is treated.
-    check: Check,
-}
-
-impl SparseFlashOperator {
-    /// Checks a call of a version.
-    fn new(arguments: &Arguments<DescribedTensor>, version: Version) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let (call, target) = (arguments.call(), context::machine().target);
-        let problem = call.check(version, target)?;
-        lints::report_first(version.symbol(), &arguments, |allowed| call.lint(target, allowed))?;
-        Ok(SparseFlashOperator { arguments, version, problem, check: check() })
-    }
-}
+checked_call! { SparseFlashOperator: SparseFlashProblem, target, version }
 
 listed_keys! {
     SparseFlashOperator, SparseFlashCall,

@@ -131,7 +131,7 @@ impl GatherPaKvCache {
         GatherPlan::of_call(context, (&call, Version::V1), key_cache, recorded, &tensors, || {
             let soc = context.soc()?;
             let problem = call.check(soc)?;
-            call.lint(&problem, soc, &self.allowed.ids(lints_of::<Version>)?)?;
+            call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
             sequences.fits(&problem)?;
             let (Some(key), Some(value)) = (call.key, call.value) else {
                 return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")

@@ -29,7 +29,7 @@ pub(super) fn choose(
         }
         checked => checked?,
     };
-    call.lint(&allowed.ids(lints_of::<Version>)?)?;
+    call.lint(target, &allowed.ids(lints_of::<Version>)?)?;
     if let Some((starts, _)) = starts {
         problem.admits_lengths(starts).map_err(|mut violation| {
             violation.fix = "compute both parts of tensors that end with the last sequence's rows".into();

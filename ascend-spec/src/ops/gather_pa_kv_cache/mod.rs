@@ -11,9 +11,9 @@ pub mod rules;
 pub use problem::{GatherProblem, Source};
 
 use crate::Cann::V8_5;
-use crate::contract::{CallContract, contents_checked_for, described_by, each_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 
 declare_operator! {
     /// Source: aclnnGatherPaKvCache, parameter table.
@@ -47,19 +47,7 @@ versions! {
 described_by! { GatherPaKvCache, rules::RULES }
 
 impl CallContract for GatherPaKvCache {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        let problem = call.check(target.soc)?;
-        each_lint(|allowed| call.lint(&problem, target.soc, allowed), report);
-        Ok(())
-    }
+    checked_for! { target.soc }
 
     fn imply_outputs(arguments: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>) {
         let rows = |cache: Option<TensorDesc>, name: &str| {

@@ -10,10 +10,10 @@ pub mod rules;
 pub use merge::{Merged, Part, admits, admits_keyless, merge};
 
 use crate::Cann::{V8_1, V9_0};
-use crate::contract::{CallContract, described_by, each_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
 use crate::ops::flash_attention_score::{InputLayout, Sequence, SoftmaxOrder};
-use crate::{DType, Dims, Target, TensorDesc, Violation};
+use crate::{DType, Dims, TensorDesc};
 use std::ops::Range;
 
 declare_operator! {
@@ -41,19 +41,7 @@ declare_operator! {
 described_by! { RingAttentionUpdate, rules::RULES }
 
 impl CallContract for RingAttentionUpdate {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        version: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        call.check(version, target)?;
-        each_lint(|allowed| call.lint(allowed), report);
-        Ok(())
-    }
+    checked_for! { target, version }
 
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let packed = |desc: TensorDesc, dtype| TensorDesc::packed(dtype, desc.shape);
@@ -64,17 +52,9 @@ impl CallContract for RingAttentionUpdate {
         arguments.softmax_sum = arguments.softmax_sum.or(softmax);
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        version: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        match arguments.call().check(version, target) {
-            Ok(problem) => problem.admits_lengths(&integers(Parameter::ActualSeqQlen.name())),
-            Err(_) => Ok(()),
-        }
-    }
+    contents_checked_for! { target, version, |_, problem, integers| {
+        problem.admits_lengths(&integers(Parameter::ActualSeqQlen))
+    } }
 }
 
 /// A call of RingAttentionUpdate that holds every rule, resolved.

@@ -17,9 +17,9 @@ pub const NORM: &str = "Norm";
 pub const PA_NZ: &str = "PA_NZ";
 
 use crate::Cann::V8_1;
-use crate::contract::{CallContract, contents_checked_for, described_by, each_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 
 declare_operator! {
     /// Source: aclnnScatterPaKvCache, parameter table.
@@ -55,19 +55,7 @@ described_by! { ScatterPaKvCache, rules::RULES }
 impl CallContract for ScatterPaKvCache {
     const KEEPS_ELEMENTS: bool = true;
 
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        call.check(target.soc)?;
-        each_lint(|allowed| call.lint(allowed), report);
-        Ok(())
-    }
+    checked_for! { target.soc }
 
     fn imply_outputs(_: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {}
 

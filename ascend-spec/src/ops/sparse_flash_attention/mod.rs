@@ -18,9 +18,9 @@ pub(crate) use rules::{POWERS, heads_fix, largest_divisor};
 use super::sparse_sequences::checked_by_sequences;
 use crate::Cann::{V8_5, V9_1, V9_2};
 use crate::DType::Float;
-use crate::contract::{CallContract, described_by, each_lint};
+use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
 
 declare_operator! {
     /// Source: aclnnSparseFlashAttention, parameter table.
@@ -88,19 +88,7 @@ impl Version {
 described_by! { SparseFlashAttention, rules::RULES }
 
 impl CallContract for SparseFlashAttention {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        version: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        call.check(version, target)?;
-        each_lint(|allowed| call.lint(target, allowed), report);
-        Ok(())
-    }
+    checked_for! { target, version }
 
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let Some([out, softmax]) = arguments.call().outputs() else {
