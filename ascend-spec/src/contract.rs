@@ -160,10 +160,13 @@ macro_rules! checked_for {
     };
 }
 
-/// `check_contents` of a [`CallContract`] whose call has the `check` of [`checked_for!`]: what `$check` says of a call that
-/// holds the rules, its problem, and the integers of a parameter.
+/// `check_contents` of a [`CallContract`] whose call has the `check` of [`checked_for!`]: what `$check` says of a call
+/// that holds the rules, its problem, and the integers of a parameter.
 macro_rules! contents_checked_for {
-    ($target:ident $(.$part:ident)? $(, $version:ident)?, |$call:pat_param, $problem:ident, $integers:ident| $check:expr) => {
+    (
+        $target:ident $(.$part:ident)? $(, $version:ident)?,
+        |$call:pat_param, $problem:ident, $integers:ident| $check:expr
+    ) => {
         fn check_contents(
             arguments: &Self::Arguments,
             _version: Version,

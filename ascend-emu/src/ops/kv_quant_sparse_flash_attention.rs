@@ -26,5 +26,6 @@ impl DeclaredOperator for QuantSparseFlashOperator {
 
 c_functions! {
     kv_quant_sparse_flash_attention_arguments;
-    1 V1: aclnnKvQuantSparseFlashAttentionGetWorkspaceSize, aclnnKvQuantSparseFlashAttention => QuantSparseFlashOperator::new;
+    1 V1: aclnnKvQuantSparseFlashAttentionGetWorkspaceSize, aclnnKvQuantSparseFlashAttention
+        => QuantSparseFlashOperator::new;
 }

@@ -92,5 +92,6 @@ impl DeclaredOperator for CompressAttentionOperator {
 
 c_functions! {
     nsa_compress_attention_infer_arguments;
-    1 V1: aclnnNsaCompressAttentionInferGetWorkspaceSize, aclnnNsaCompressAttentionInfer => CompressAttentionOperator::new;
+    1 V1: aclnnNsaCompressAttentionInferGetWorkspaceSize, aclnnNsaCompressAttentionInfer
+        => CompressAttentionOperator::new;
 }

@@ -127,5 +127,6 @@ impl DeclaredOperator for SelectedAttentionOperator {
 
 c_functions! {
     nsa_selected_attention_infer_arguments;
-    1 V1: aclnnNsaSelectedAttentionInferGetWorkspaceSize, aclnnNsaSelectedAttentionInfer => SelectedAttentionOperator::new;
+    1 V1: aclnnNsaSelectedAttentionInferGetWorkspaceSize, aclnnNsaSelectedAttentionInfer
+        => SelectedAttentionOperator::new;
 }
