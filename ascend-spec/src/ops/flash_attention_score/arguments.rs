@@ -4,8 +4,8 @@
 
 use crate::attention_problem::TensorRole;
 
-/// Passes the tokens `$with`, in braces, and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
+/// Passes the tokens `$with`, in braces, and then the table of arguments to the macro `$then`;
+/// [`operator`](crate::operator) describes the table's form.
 ///
 /// Source: aclnnFlashAttentionScore V1 to V4, parameter tables.
 #[doc(hidden)]
