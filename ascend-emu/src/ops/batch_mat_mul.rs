@@ -2,8 +2,8 @@
 //!
 //! `cubeMathType` makes no difference: factors are multiplied as they are, in single precision.
 
+use super::checked_call::declared_by_problem;
 use super::declared::DeclaredOperator;
-use super::one_version::declared_by_problem;
 use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::kernel::batch_mat_mul::{self, Matrices};

@@ -1,8 +1,8 @@
 //! CausalConv1d as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::{Launch, bytes, integers, refuse_two_places};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;

@@ -2,10 +2,10 @@
 //!
 //! Chunks are computed in single precision; the kernel of the device rounds each product of a chunk to BF16.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::delta_rule::{DeltaOperator, Parameters, runs};
 use super::launch::{Launch, integers};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::delta_chunks;

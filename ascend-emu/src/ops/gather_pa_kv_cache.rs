@@ -1,8 +1,8 @@
 //! GatherPaKvCache as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::{Launch, integers};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;

@@ -1,8 +1,8 @@
 //! LightningIndexer as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::Launch;
-use super::one_version::{checked_call, declared_by_problem};
 use super::sparse_contents;
 use crate::elements::Elements;
 use crate::fault::Fault;

@@ -1,8 +1,8 @@
 //! NsaCompressAttentionInfer as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::{Launch, integers};
-use super::one_version::{checked_call, declared_by_problem};
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
 use crate::fault::Fault;

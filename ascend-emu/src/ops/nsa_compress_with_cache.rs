@@ -1,8 +1,8 @@
 //! NsaCompressWithCache as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::{Launch, integers, refuse_two_places};
-use super::one_version::{checked_call, declared_by_problem};
 use super::paged_tokens::{read_tokens, read_whole};
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;

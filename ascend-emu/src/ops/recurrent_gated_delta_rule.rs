@@ -1,9 +1,9 @@
 //! RecurrentGatedDeltaRule as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::delta_rule::{DeltaOperator, Parameters, runs};
 use super::launch::{Launch, integers, refuse_two_places};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::delta_rule;

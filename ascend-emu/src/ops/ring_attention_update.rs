@@ -1,8 +1,8 @@
 //! RingAttentionUpdate as an operator of the emulator.
 
+use super::checked_call::checked_call;
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
-use super::one_version::checked_call;
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;

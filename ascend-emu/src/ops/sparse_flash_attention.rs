@@ -1,8 +1,8 @@
 //! SparseFlashAttention as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::listed_keys::{ListedKeys as _, attends_to_listed_keys, listed_keys};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::descriptor::DescribedTensor;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;

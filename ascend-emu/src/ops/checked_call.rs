@@ -1,4 +1,4 @@
-//! What operators share that a call and its problem describe, most of them with one version.
+//! What operators share that a call and its problem describe: the check of the call, and what follows from both.
 
 /// A call of an operator that satisfies every rule. Its call has `check` and `lint` for a target or a part of one;
 /// `check` also takes the version, where there is a name for it.
