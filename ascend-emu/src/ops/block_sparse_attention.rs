@@ -124,11 +124,7 @@ impl BlockSparseOperator {
 }
 
 impl DeclaredOperator for BlockSparseOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         for (argument, bytes) in self.doubtful(addresses, reader) {

@@ -33,9 +33,16 @@ macro_rules! checked_call {
     };
 }
 
-/// What a `DeclaredOperator` says by its arguments and its problem: one with one version, or `of a version` with
-/// several.
+/// What a `DeclaredOperator` says by its arguments and its problem: one with one version, `with overruns` where the
+/// problem says whether the device may leave the tensors, or `of a version` with several.
 macro_rules! declared_by_problem {
+    (with overruns) => {
+        declared_by_problem! {}
+
+        fn overruns(&self) -> bool {
+            self.problem.overruns
+        }
+    };
     () => {
         fn symbol(&self) -> &'static str {
             Version::V1.symbol()

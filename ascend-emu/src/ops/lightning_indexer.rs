@@ -19,11 +19,7 @@ use ascend_spec::{TensorDesc, lightning_indexer_arguments};
 checked_call! { IndexerOperator: IndexerProblem, target }
 
 impl DeclaredOperator for IndexerOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         let call = self.arguments.call();

@@ -25,11 +25,7 @@ impl NsaCompressOperator {
 }
 
 impl DeclaredOperator for NsaCompressOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     unsafe fn reads(&self, addresses: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
         for (argument, bytes) in self.doubtful(addresses, reader) {

@@ -55,11 +55,7 @@ impl RecurrentDeltaOperator {
 }
 
 impl DeclaredOperator for RecurrentDeltaOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         // SAFETY: the caller's promise.

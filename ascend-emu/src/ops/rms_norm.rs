@@ -14,11 +14,7 @@ use ascend_spec::{TensorDesc, rms_norm_arguments};
 checked_call! { RmsNormOperator: RmsNormProblem, target.soc }
 
 impl DeclaredOperator for RmsNormOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     fn in_place(&self) -> Option<[Parameter; 2]> {
         Some([Parameter::Y, Parameter::X])
