@@ -1,7 +1,8 @@
 //! The small operators around attention.
 
+use ascend_emu::glue::format_cast::calculate;
 use ascend_emu::glue::*;
-use ascend_sys::bindings::{aclOpExecutor, aclnnStatus, aclrtStream};
+use ascend_sys::bindings::{aclOpExecutor, aclTensor, aclnnStatus, aclrtStream};
 use std::ffi::c_void;
 
 macro_rules! export_glue {
@@ -40,3 +41,23 @@ macro_rules! export_glue {
 }
 
 ascend_emu::for_each_glue_function! { export_glue }
+
+/// The function of `aclnnNpuFormatCast` beside its two phases; `dstShape` is freed by the caller.
+///
+/// # Safety
+///
+/// That of [`ascend_emu::abi`].
+// SAFETY: the name is the library's purpose, and no other crate in this shared library defines it.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is that of the C function")]
+pub unsafe extern "C" fn aclnnNpuFormatCastCalculateSizeAndFormat(
+    srcTensor: *const aclTensor,
+    dstFormat: i32,
+    additionalDtype: i32,
+    dstShape: *mut *mut i64,
+    dstShapeSize: *mut u64,
+    actualFormat: *mut i32,
+) -> aclnnStatus {
+    // SAFETY: the caller keeps the same contract.
+    unsafe { calculate(srcTensor.cast(), dstFormat, additionalDtype, dstShape, dstShapeSize, actualFormat) }
+}

@@ -9,11 +9,9 @@
 mod atb;
 #[cfg(feature = "glue")]
 pub mod by_name;
-#[cfg(feature = "glue")]
-pub mod format_cast;
 pub mod fp16;
 #[cfg(feature = "glue")]
-mod glue;
+pub mod glue;
 mod record;
 pub mod secure;
 pub mod unsupported;

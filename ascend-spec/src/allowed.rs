@@ -1,9 +1,9 @@
 //! What a rule allows: a value that tests an argument and says in words which values it admits, so that a refusal
 //! cannot say what the test does not.
 
-use crate::operator::{ArgumentList, ArgumentValues, DeclaredParameter, Fix, Value, written};
+use crate::operator::{ArgumentList, ArgumentValues, DeclaredParameter, Fix, OperatorVersion, Value, written};
 use crate::rule::{Rule, Violation, broken};
-use crate::{Dims, Format, Target, TensorDesc};
+use crate::{DType, Dims, Format, Target, TensorDesc};
 use std::fmt::{self, Display};
 use std::ops::{RangeFrom, RangeInclusive, RangeToInclusive, Rem};
 
@@ -331,6 +331,32 @@ impl Rule {
             let all = self.holds.trim_end_matches(" are given");
             broken(self, format_args!("no {name}"), all, format_args!("pass {name}"))
         })
+    }
+
+    /// Checks that the product has a version of the operator in the release.
+    pub(crate) fn runs(&'static self, version: OperatorVersion, target: Target) -> Checked {
+        match version.runs_on(target) {
+            true => Ok(()),
+            false => Err(self.broken(target, version.products())),
+        }
+    }
+
+    /// Checks the dtypes of a call's tensors, of those for whose parameters `allowed` has one.
+    pub(crate) fn dtypes<C: ArgumentList<Tensor = TensorDesc>>(
+        &'static self,
+        call: &C,
+        allowed: impl Fn(C::Parameter) -> Option<DType>,
+    ) -> Checked {
+        call.each_tensor().try_for_each(|(argument, desc)| match allowed(argument.parameter) {
+            Some(dtype) => self.takes(Named(argument.acl_name(), desc.dtype), dtype),
+            None => Ok(()),
+        })
+    }
+
+    /// Checks the format of every tensor of a call, then that its bytes can be addressed.
+    pub(crate) fn formats<C: ArgumentList<Tensor = TensorDesc>>(&'static self, call: &C) -> Checked {
+        self.plain(call)?;
+        self.addressable(call)
     }
 
     /// Checks the format of every tensor of a call.

@@ -139,38 +139,43 @@ macro_rules! described_by {
     };
 }
 
-/// The types and `check` of a [`CallContract`] with one version, whose call has `check` and `lint` for a target or a
-/// part of one.
+/// The types and `check` of a [`CallContract`] whose call has `check` and `lint` for a target or a part of one; `check`
+/// also takes the version, where there is a name for it.
 macro_rules! checked_for {
-    ($target:ident $(.$part:ident)?) => {
+    ($target:ident $(.$part:ident)? $(, $version:ident)?) => {
         type Arguments = Arguments<TensorDesc>;
 
         fn check(
             arguments: &Self::Arguments,
-            _: Version,
+            _version: Version,
             $target: $crate::Target,
             report: &mut dyn FnMut($crate::Violation),
         ) -> Result<(), $crate::Violation> {
+            $(let $version = _version;)?
             let call = arguments.call();
-            call.check($target $(.$part)?)?;
+            call.check($($version,)? $target $(.$part)?)?;
             $crate::contract::each_lint(|allowed| call.lint($target $(.$part)?, allowed), report);
             Ok(())
         }
     };
 }
 
-/// `check_contents` of a [`CallContract`] whose call has `check` for a target or a part of one: what `$check` says of a
-/// call that holds the rules, its problem, and the integers of a parameter.
+/// `check_contents` of a [`CallContract`] whose call has the `check` of [`checked_for!`]: what `$check` says of a call
+/// that holds the rules, its problem, and the integers of a parameter.
 macro_rules! contents_checked_for {
-    ($target:ident $(.$part:ident)?, |$call:pat_param, $problem:ident, $integers:ident| $check:expr) => {
+    (
+        $target:ident $(.$part:ident)? $(, $version:ident)?,
+        |$call:pat_param, $problem:ident, $integers:ident| $check:expr
+    ) => {
         fn check_contents(
             arguments: &Self::Arguments,
-            _: Version,
+            _version: Version,
             $target: $crate::Target,
             integers: &dyn Fn(&str) -> Vec<i64>,
         ) -> Result<(), $crate::Violation> {
+            $(let $version = _version;)?
             let call = arguments.call();
-            let Ok($problem) = call.check($target $(.$part)?) else {
+            let Ok($problem) = call.check($($version,)? $target $(.$part)?) else {
                 return Ok(());
             };
             let ($call, $integers) = (call, |parameter: Parameter| integers(parameter.name()));

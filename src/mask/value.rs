@@ -57,7 +57,7 @@ impl Mask {
         Self { sparse_mode, tensor, pre_tokens: Self::ALL_TOKENS, next_tokens: Self::ALL_TOKENS }
     }
 
-    pub(super) fn window(mut self, pre_tokens: i64, next_tokens: i64) -> Self {
+    pub(crate) fn window(mut self, pre_tokens: i64, next_tokens: i64) -> Self {
         (self.pre_tokens, self.next_tokens) = (pre_tokens, next_tokens);
         self
     }

@@ -17,5 +17,5 @@ pub(crate) use allowed_lints::{AllowedLints, lints_of};
 pub(crate) use argument::{Addressed, Lengths, NamedTensors, Parameter, Tensors, addressed, heads, named_tensors};
 use argument::{outputs_first, standing_in};
 pub(crate) use descriptors::Descriptors;
-pub(crate) use phases::{EntryPoints, PhaseOne, Phases, argument, entry_points, phase_one, phases};
+pub(crate) use phases::{EntryPoints, PhaseOne, Phases, argument, entry_points, phase_one};
 pub(crate) use prepared_call::{PreparedCall, reach};

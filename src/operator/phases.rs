@@ -54,15 +54,6 @@ pub(crate) unsafe trait EntryPoints: ArgumentList<Parameter: Parameter, Tensor =
     ) -> Result<PhaseOne>;
 }
 
-/// The [`Phases`] of these names.
-macro_rules! phases {
-    ($one:ident, $two:ident) => {
-        $crate::operator::Phases { name: stringify!($two), one: |api| api.$one().map(drop), two: |api| api.$two() }
-    };
-}
-
-pub(crate) use phases;
-
 /// Calls a phase one with the arguments of a call, as a declaration of the operator lists them.
 macro_rules! phase_one {
     (
@@ -86,39 +77,49 @@ macro_rules! phase_one {
 
 pub(crate) use phase_one;
 
-/// Makes `phases_of` and [`EntryPoints`] of an operator: a line a version, which names its number in the declaration of
-/// the arguments, and both functions.
+/// Makes `phases_of`, [`EntryPoints`] and [`Parameter`] of an operator: a line a version, which names its number in the
+/// declaration of the arguments, and both functions; then, in braces, what the operator says otherwise of its
+/// parameters.
 macro_rules! entry_points {
     (
-        $arguments:ident, $call:ty, $parameter:ident, $of:ty;
+        $arguments:ident, $call:ty;
         $($version:pat => $number:tt: $one:ident, $two:ident;)*
+        $({ $($method:item)* })?
     ) => {
+        impl $crate::operator::Parameter for Parameter {
+            $($($method)*)?
+        }
+
         /// Both functions of a version.
-        pub(crate) fn phases_of(version: $of) -> $crate::operator::Phases {
+        pub(crate) fn phases_of(version: Version) -> $crate::operator::Phases {
             match version {
-                $($version => $crate::operator::phases!($one, $two),)*
+                $($version => $crate::operator::Phases {
+                    name: stringify!($two),
+                    one: |api| api.$one().map(drop),
+                    two: |api| api.$two(),
+                },)*
             }
         }
 
         // SAFETY: each line names both functions of its version; `phase_one` passes what the descriptors hold.
         unsafe impl $crate::operator::EntryPoints for $call {
-            type Version = $of;
+            type Version = Version;
 
-            fn phases(version: $of) -> $crate::operator::Phases {
+            fn phases(version: Version) -> $crate::operator::Phases {
                 phases_of(version)
             }
 
             fn phase_one(
                 &self,
                 api: &ascend_sys::Api,
-                version: $of,
-                descriptors: &mut $crate::operator::Descriptors<$parameter>,
+                version: Version,
+                descriptors: &mut $crate::operator::Descriptors<Parameter>,
             ) -> $crate::error::Result<$crate::operator::PhaseOne> {
                 let call = self;
                 match version {
                     $($version => $arguments! {
-                        arguments_of_version {
-                            $number phase_one { api.$one, $parameter, call, descriptors }
+                        ascend_spec::arguments_of_version {
+                            $number phase_one { api.$one, Parameter, call, descriptors }
                         }
                     },)*
                 }
@@ -202,7 +203,11 @@ mod tests {
 
     #[test]
     fn an_operator_that_is_not_installed_is_named_with_its_release() {
-        let phases = phases!(aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache);
+        let phases = Phases {
+            name: "aclnnScatterPaKvCache",
+            one: |api| api.aclnnScatterPaKvCacheGetWorkspaceSize().map(drop),
+            two: |api| api.aclnnScatterPaKvCache(),
+        };
         let old = Api::from_functions(Functions::default(), "CANN 8.1");
         let required = phases.required(&old, Version::V1.info(), "do without");
         let missing = required.unwrap_err();

@@ -2,34 +2,33 @@
 
 use std::sync::Arc;
 
+use ascend_spec::attention_update_arguments;
 use ascend_spec::ops::attention_update::{Argument, Parameter, UpdateCall, Version};
-use ascend_spec::{arguments_of_version, attention_update_arguments};
 use smallvec::SmallVec;
 
 use crate::error::Result;
-use crate::operator::{self, PreparedCall, Tensors, entry_points, phase_one};
+use crate::operator::{PreparedCall, Tensors, entry_points, phase_one};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
 entry_points! {
-    attention_update_arguments, UpdateCall<'_>, Parameter, Version;
+    attention_update_arguments, UpdateCall<'_>;
     Version::V1 => 1: aclnnAttentionUpdateGetWorkspaceSize, aclnnAttentionUpdate;
+    {
+        fn noun(self) -> &'static str {
+            match self {
+                Parameter::Lse => "softmax_lse",
+                Parameter::LocalOut => "attention",
+                Parameter::Out => "output.attention",
+                Parameter::LseOut => "output.softmax_lse",
+                Parameter::UpdateType => self.name(),
+            }
+        }
+    }
 }
 
 /// What to do where the installed CANN has no such operator.
 const INSTEAD: &str = "merge in host memory with merge_on_host";
-
-impl operator::Parameter for Parameter {
-    fn noun(self) -> &'static str {
-        match self {
-            Parameter::Lse => "softmax_lse",
-            Parameter::LocalOut => "attention",
-            Parameter::Out => "output.attention",
-            Parameter::LseOut => "output.softmax_lse",
-            Parameter::UpdateType => self.name(),
-        }
-    }
-}
 
 /// Prepares a call that the contract has accepted, with one placeholder address for all tensors.
 pub(crate) fn prepare(

@@ -7,17 +7,17 @@ use std::fmt;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::batch_mat_mul::{BatchMatMulCall, Parameter, Version, cube_math_type};
-use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
+use ascend_spec::{TensorDesc, batch_mat_mul_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    batch_mat_mul_arguments, BatchMatMulCall, Parameter, Version;
+    batch_mat_mul_arguments, BatchMatMulCall;
     Version::V1 => 1: aclnnBatchMatMulGetWorkspaceSize, aclnnBatchMatMul;
 }
 
@@ -142,8 +142,6 @@ impl BatchMatMul {
         })
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of BatchMatMul that was checked and prepared. From [`BatchMatMul::plan`].
 ///

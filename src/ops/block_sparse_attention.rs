@@ -11,18 +11,18 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::geometry::BlockMap;
 use ascend_spec::ops::block_sparse_attention::rules::ROWS_WITHOUT_KEYS;
 use ascend_spec::ops::block_sparse_attention::{BlockSparseCall, BlockSparseProblem, Parameter, Version};
-use ascend_spec::{Layout, Soc, TensorDesc, Tile, Visibility, arguments_of_version, block_sparse_attention_arguments};
+use ascend_spec::{Layout, Soc, TensorDesc, Tile, Visibility, block_sparse_attention_arguments};
 
 use crate::error::{Error, Result};
 use crate::mask;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    block_sparse_attention_arguments, BlockSparseCall<'_>, Parameter, Version;
+    block_sparse_attention_arguments, BlockSparseCall<'_>;
     Version::V1 => 1: aclnnBlockSparseAttentionGetWorkspaceSize, aclnnBlockSparseAttention;
 }
 
@@ -392,8 +392,6 @@ pub struct BlockSparseOutput<T: Element> {
     /// for.
     pub softmax_lse: Option<Tensor<f32>>,
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of BlockSparseAttention that was checked and prepared. From [`BlockSparseAttention::plan`].
 ///

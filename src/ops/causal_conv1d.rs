@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::causal_conv1d::{CausalConvCall, ConvContents, ConvProblem, Parameter, Version};
-use ascend_spec::{TensorDesc, Violation, arguments_of_version, causal_conv1d_arguments};
+use ascend_spec::{TensorDesc, Violation, causal_conv1d_arguments};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{narrow, number, numbers, too_many_values, uploaded, wide};
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
@@ -23,7 +23,7 @@ use crate::runtime::{Platform, Queue, ReplayCheck, Runtime, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    causal_conv1d_arguments, CausalConvCall, Parameter, Version;
+    causal_conv1d_arguments, CausalConvCall;
     Version::V1 => 1: aclnnCausalConv1dGetWorkspaceSize, aclnnCausalConv1d;
 }
 
@@ -343,8 +343,6 @@ impl<'a, T: Element> ConvInputs<'a, T> {
         given.into_iter().filter_map(|(parameter, tensor)| Some((parameter, tensor?)))
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of CausalConv1d that was checked and prepared. From [`CausalConv1d::plan`].
 ///

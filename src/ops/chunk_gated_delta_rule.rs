@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::chunk_gated_delta_rule::{ChunkDeltaCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, arguments_of_version, chunk_gated_delta_rule_arguments};
+use ascend_spec::{TensorDesc, chunk_gated_delta_rule_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    chunk_gated_delta_rule_arguments, ChunkDeltaCall, Parameter, Version;
+    chunk_gated_delta_rule_arguments, ChunkDeltaCall;
     Version::V1 => 1: aclnnChunkGatedDeltaRuleGetWorkspaceSize, aclnnChunkGatedDeltaRule;
 }
 
@@ -193,8 +193,6 @@ impl<T: Element> ChunkDeltaOutput<T> {
         DeltaStates::with_key_columns(&self.final_state)
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of ChunkGatedDeltaRule that was checked and prepared. From [`ChunkGatedDeltaRule::plan`].
 ///

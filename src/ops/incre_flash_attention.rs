@@ -8,11 +8,10 @@ pub use super::inference_attention::{InferenceAttention, InferenceOperation, Inf
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, incre_flash_attention_arguments};
+use ascend_spec::{TensorDesc, incre_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::mask::Mask;
-use crate::operator;
 use crate::operator::{entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
 use crate::ops::inference_attention::{Described, InferenceCall, InferenceOperator, InferenceParameter};
@@ -69,7 +68,7 @@ impl IncreFlashAttention {
 }
 
 entry_points! {
-    incre_flash_attention_arguments, IncreCall<'_>, Parameter, Version;
+    incre_flash_attention_arguments, IncreCall<'_>;
     Version::V1 => 1: aclnnIncreFlashAttentionGetWorkspaceSize, aclnnIncreFlashAttention;
     Version::V2 => 2: aclnnIncreFlashAttentionV2GetWorkspaceSize, aclnnIncreFlashAttentionV2;
     Version::V3 => 3: aclnnIncreFlashAttentionV3GetWorkspaceSize, aclnnIncreFlashAttentionV3;
@@ -86,8 +85,6 @@ impl InferenceCall for IncreCall<'_> {
         AnyArguments::IncreFlashAttention(self.to_arguments())
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 impl InferenceParameter for Parameter {
     type Call<'a> = IncreCall<'a>;

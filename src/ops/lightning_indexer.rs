@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::lightning_indexer::{IndexerCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
+use ascend_spec::{TensorDesc, lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    lightning_indexer_arguments, IndexerCall<'_>, Parameter, Version;
+    lightning_indexer_arguments, IndexerCall<'_>;
     Version::V1 => 1: aclnnLightningIndexerGetWorkspaceSize, aclnnLightningIndexer;
 }
 
@@ -187,8 +187,6 @@ pub struct ChosenKeys<T: Element> {
     /// Their scores, and -inf where there is no key; empty unless they are asked for.
     pub values: Tensor<T>,
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of LightningIndexer that was checked and prepared. From [`LightningIndexer::plan`].
 ///

@@ -6,17 +6,17 @@ use std::fmt;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_compress::{NsaCompressCall, Parameter, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_arguments};
+use ascend_spec::{TensorDesc, nsa_compress_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    nsa_compress_arguments, NsaCompressCall<'_>, Parameter, Version;
+    nsa_compress_arguments, NsaCompressCall<'_>;
     Version::V1 => 1: aclnnNsaCompressGetWorkspaceSize, aclnnNsaCompress;
 }
 
@@ -132,8 +132,6 @@ impl NsaCompress {
 fn inputs<'a, T: Element>((input, weight): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
     [(Parameter::Input, input), (Parameter::Weight, weight)]
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of NsaCompress that was checked and prepared. From [`NsaCompress::plan`].
 ///

@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_compress_attention_infer::{NsaCompressAttentionCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_attention_infer_arguments};
+use ascend_spec::{TensorDesc, nsa_compress_attention_infer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    nsa_compress_attention_infer_arguments, NsaCompressAttentionCall<'_>, Parameter, Version;
+    nsa_compress_attention_infer_arguments, NsaCompressAttentionCall<'_>;
     Version::V1 => 1: aclnnNsaCompressAttentionInferGetWorkspaceSize, aclnnNsaCompressAttentionInfer;
 }
 
@@ -204,8 +204,6 @@ fn inputs<'a, T: Element>(
 ) -> [(Parameter, &'a AnyTensor); 3] {
     [(Parameter::Query, query), (Parameter::Key, key), (Parameter::Value, value)]
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of NsaCompressAttentionInfer that was checked and prepared. From [`NsaCompressAttentionInfer::plan`].
 ///

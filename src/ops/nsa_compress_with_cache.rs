@@ -8,21 +8,21 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
+use ascend_spec::nsa_compress_with_cache_arguments;
 use ascend_spec::ops::nsa_compress_with_cache::rules::CONTENTS;
 use ascend_spec::ops::nsa_compress_with_cache::{NsaCompressCacheCall, NsaCompressCacheProblem, Parameter, Version};
 use ascend_spec::ops::sparse_sequences::SparseContents;
-use ascend_spec::{arguments_of_version, nsa_compress_with_cache_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::ops::sparse_sequences::{SparseSequences, number, on_device};
 use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    nsa_compress_with_cache_arguments, NsaCompressCacheCall<'_>, Parameter, Version;
+    nsa_compress_with_cache_arguments, NsaCompressCacheCall<'_>;
     Version::V1 => 1: aclnnNsaCompressWithCacheGetWorkspaceSize, aclnnNsaCompressWithCache;
 }
 
@@ -193,8 +193,6 @@ impl<'a, T: Element> NsaCompressCacheInputs<'a, T> {
         ]
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of NsaCompressWithCache that was checked and prepared. From [`NsaCompressWithCache::plan`].
 ///

@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_selected_attention_infer::{NsaSelectedCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, arguments_of_version, nsa_selected_attention_infer_arguments};
+use ascend_spec::{TensorDesc, nsa_selected_attention_infer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    nsa_selected_attention_infer_arguments, NsaSelectedCall<'_>, Parameter, Version;
+    nsa_selected_attention_infer_arguments, NsaSelectedCall<'_>;
     Version::V1 => 1: aclnnNsaSelectedAttentionInferGetWorkspaceSize, aclnnNsaSelectedAttentionInfer;
 }
 
@@ -181,8 +181,6 @@ impl<'a, T: Element> NsaSelectedInputs<'a, T> {
         ]
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of NsaSelectedAttentionInfer that was checked and prepared. From [`NsaSelectedAttentionInfer::plan`].
 ///

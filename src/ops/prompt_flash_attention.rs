@@ -8,11 +8,10 @@ pub use super::inference_attention::{InferenceAttention, InferenceOperation, Inf
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, prompt_flash_attention_arguments};
+use ascend_spec::{TensorDesc, prompt_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::mask::Mask;
-use crate::operator;
 use crate::operator::{entry_points, phase_one};
 use crate::ops::attention_settings::Numbers;
 use crate::ops::inference_attention::{Described, InferenceCall, InferenceOperator, InferenceParameter, no_such_input};
@@ -70,7 +69,7 @@ impl PromptFlashAttention {
 }
 
 entry_points! {
-    prompt_flash_attention_arguments, PromptCall<'_>, Parameter, Version;
+    prompt_flash_attention_arguments, PromptCall<'_>;
     Version::V1 => 1: aclnnPromptFlashAttentionGetWorkspaceSize, aclnnPromptFlashAttention;
     Version::V2 => 2: aclnnPromptFlashAttentionV2GetWorkspaceSize, aclnnPromptFlashAttentionV2;
     Version::V3 => 3: aclnnPromptFlashAttentionV3GetWorkspaceSize, aclnnPromptFlashAttentionV3;
@@ -86,8 +85,6 @@ impl InferenceCall for PromptCall<'_> {
         AnyArguments::PromptFlashAttention(self.to_arguments())
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 impl InferenceParameter for Parameter {
     type Call<'a> = PromptCall<'a>;

@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::quant_lightning_indexer::{Parameter, QuantIndexerCall, Version, rules};
-use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
+use ascend_spec::{TensorDesc, quant_lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    quant_lightning_indexer_arguments, QuantIndexerCall<'_>, Parameter, Version;
+    quant_lightning_indexer_arguments, QuantIndexerCall<'_>;
     Version::V1 => 1: aclnnQuantLightningIndexerGetWorkspaceSize, aclnnQuantLightningIndexer;
 }
 
@@ -183,8 +183,6 @@ impl<'a, T: Element> QuantIndexerInputs<'a, T> {
         ]
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of QuantLightningIndexer that was checked and prepared. From [`QuantLightningIndexer::plan`].
 ///

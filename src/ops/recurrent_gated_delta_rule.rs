@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::recurrent_gated_delta_rule::{Parameter, RecurrentDeltaCall, Version, rules};
-use ascend_spec::{TensorDesc, arguments_of_version, recurrent_gated_delta_rule_arguments};
+use ascend_spec::{TensorDesc, recurrent_gated_delta_rule_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    recurrent_gated_delta_rule_arguments, RecurrentDeltaCall, Parameter, Version;
+    recurrent_gated_delta_rule_arguments, RecurrentDeltaCall;
     Version::V1 => 1: aclnnRecurrentGatedDeltaRuleGetWorkspaceSize, aclnnRecurrentGatedDeltaRule;
 }
 
@@ -160,8 +160,6 @@ impl<'a, T: Element> RecurrentDeltaInputs<'a, T> {
         [(Parameter::State, self.states)].into_iter().chain(self.tensors.each(TENSORS))
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of RecurrentGatedDeltaRule that was checked and prepared. From [`RecurrentGatedDeltaRule::plan`].
 ///

@@ -7,17 +7,17 @@ use std::fmt;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::rms_norm::{Parameter, RmsNormCall, Version};
-use ascend_spec::{DType, TensorDesc, arguments_of_version, rms_norm_arguments};
+use ascend_spec::{DType, TensorDesc, rms_norm_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    rms_norm_arguments, RmsNormCall, Parameter, Version;
+    rms_norm_arguments, RmsNormCall;
     Version::V1 => 1: aclnnRmsNormGetWorkspaceSize, aclnnRmsNorm;
 }
 
@@ -139,8 +139,6 @@ pub struct NormalisedRows<T: Element> {
     /// One over the root mean square of each row: the shape of `x` with 1 for each axis of a row. Gradients need it.
     pub rstd: Tensor<f32>,
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of RmsNorm that was checked and prepared. From [`RmsNorm::plan`].
 ///

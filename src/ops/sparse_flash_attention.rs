@@ -8,18 +8,18 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::sparse_flash_attention::{Parameter, SparseFlashCall, Version, rules};
-use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
+use ascend_spec::{TensorDesc, sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    sparse_flash_attention_arguments, SparseFlashCall<'_>, Parameter, Version;
+    sparse_flash_attention_arguments, SparseFlashCall<'_>;
     Version::V1 => 1: aclnnSparseFlashAttentionGetWorkspaceSize, aclnnSparseFlashAttention;
     Version::V2 => 2: aclnnSparseFlashAttentionV2GetWorkspaceSize, aclnnSparseFlashAttentionV2;
 }
@@ -240,8 +240,6 @@ impl<T: Element> From<(Tensor<T>, Tensor<f32>, Tensor<f32>)> for SparseAttention
         Self { out, softmax_max, softmax_sum }
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of SparseFlashAttention that was checked and prepared. From [`SparseFlashAttention::plan`].
 ///

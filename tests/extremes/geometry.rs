@@ -52,7 +52,6 @@ pub const CALLS: &[Call] = &[
     ("MaskGeometry", |draw| {
         let bands = bands(draw);
         ask(&bands, draw);
-        let _ = (bands.has_fully_masked_row(), bands.is_one_run());
         let _ = (bands.row(draw.u64()), bands.runs(draw.u64()).count());
         let _ = bands.span(draw.u64()..draw.u64());
     }),

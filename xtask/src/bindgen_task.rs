@@ -10,8 +10,12 @@ use crate::generate::{Generated, generate};
 /// Most differing lines that are shown for each file.
 const SHOWN: usize = 40;
 
-/// Regenerates the files in place.
-pub(crate) fn write(root: &Path) -> Result<String, String> {
+/// Regenerates the files, in place or in memory to compare them.
+pub(crate) fn renew(root: &Path, compare: bool) -> Result<String, String> {
+    if compare { check(root) } else { write(root) }
+}
+
+fn write(root: &Path) -> Result<String, String> {
     let mut report = String::new();
     for (path, text) in sources(root)? {
         let path = root.join(path);
@@ -21,8 +25,7 @@ pub(crate) fn write(root: &Path) -> Result<String, String> {
     Ok(report.trim_end().to_owned())
 }
 
-/// Regenerates the files in memory and compares.
-pub(crate) fn check(root: &Path) -> Result<String, String> {
+fn check(root: &Path) -> Result<String, String> {
     let mut differences = String::new();
     for (path, new) in sources(root)? {
         let full = root.join(path);

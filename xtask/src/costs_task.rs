@@ -7,12 +7,8 @@ use crate::marked::Marked;
 
 const TABLES: Marked<'_> = Marked { page: "docs/src/ranks-costs.md", name: "costs", task: "costs" };
 
-pub(crate) fn write(root: &Path) -> Result<String, String> {
-    TABLES.write(root, &tables(root)?)
-}
-
-pub(crate) fn check(root: &Path) -> Result<String, String> {
-    TABLES.check(root, &tables(root)?)
+pub(crate) fn renew(root: &Path, compare: bool) -> Result<String, String> {
+    TABLES.renew(root, &tables(root)?, compare)
 }
 
 fn tables(root: &Path) -> Result<String, String> {

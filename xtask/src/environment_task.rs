@@ -15,14 +15,9 @@ const READERS: [(VariableReader, &str); 4] = [
     (VariableReader::Tests, "The tests of this repository"),
 ];
 
-/// Writes the tables.
-pub(crate) fn write(root: &Path) -> Result<String, String> {
-    TABLES.write(root, &tables())
-}
-
-/// Compares the tables with those in the tree.
-pub(crate) fn check(root: &Path) -> Result<String, String> {
-    TABLES.check(root, &tables())
+/// Writes the tables, or compares them with those in the tree.
+pub(crate) fn renew(root: &Path, compare: bool) -> Result<String, String> {
+    TABLES.renew(root, &tables(), compare)
 }
 
 fn tables() -> String {
@@ -47,7 +42,7 @@ mod tests {
 
     #[test]
     fn the_tables_in_the_tree_are_current() {
-        check(&crate::root()).unwrap();
+        renew(&crate::root(), true).unwrap();
     }
 
     #[test]

@@ -14,14 +14,9 @@ const HEAD: &str = "
 |---|:-:|:-:|:-:|:-:|:-:|:-:|:-:|
 ";
 
-/// Writes the table.
-pub(crate) fn write(root: &Path) -> Result<String, String> {
-    TABLE.write(root, &table()?)
-}
-
-/// Compares the table with the one in the tree.
-pub(crate) fn check(root: &Path) -> Result<String, String> {
-    TABLE.check(root, &table()?)
+/// Writes the table, or compares it with the one in the tree.
+pub(crate) fn renew(root: &Path, compare: bool) -> Result<String, String> {
+    TABLE.renew(root, &table()?, compare)
 }
 
 fn table() -> Result<String, String> {
@@ -384,7 +379,7 @@ mod tests {
 
     #[test]
     fn the_table_in_the_tree_is_current() {
-        check(&crate::root()).unwrap();
+        renew(&crate::root(), true).unwrap();
     }
 
     #[test]

@@ -8,8 +8,12 @@ use std::process::Command;
 const FOLDER: &str = "docs/src/figures";
 const LIST: &str = "docs/src/figures/figures.txt";
 
-/// Draws every figure of the list.
-pub(crate) fn write(root: &Path) -> Result<String, String> {
+/// Draws every figure of the list, or compares.
+pub(crate) fn renew(root: &Path, compare: bool) -> Result<String, String> {
+    if compare { check(root) } else { write(root) }
+}
+
+fn write(root: &Path) -> Result<String, String> {
     let folder = root.join(FOLDER);
     let figures = list(root)?;
     for (name, arguments) in &figures {
@@ -20,7 +24,7 @@ pub(crate) fn write(root: &Path) -> Result<String, String> {
 
 /// Draws every figure into another folder and compares, and reports figures that no page shows or that no entry
 /// draws, and chapters that are missing.
-pub(crate) fn check(root: &Path) -> Result<String, String> {
+fn check(root: &Path) -> Result<String, String> {
     let figures = list(root)?;
     let drawn = std::env::temp_dir().join(format!("figure-{}.svg", std::process::id()));
     for (name, arguments) in &figures {

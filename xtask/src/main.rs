@@ -61,26 +61,12 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments.as_slice() {
-        #[cfg(feature = "bindgen")]
-        ["bindgen"] => bindgen_task::write(&root()),
-        #[cfg(feature = "bindgen")]
-        ["bindgen", "--check"] => bindgen_task::check(&root()),
-        ["rules"] => rules_task::write(&root()),
-        ["rules", "--check"] => rules_task::check(&root()),
-        ["features"] => features_task::write(&root()),
-        ["features", "--check"] => features_task::check(&root()),
-        ["environment"] => environment_task::write(&root()),
-        ["environment", "--check"] => environment_task::check(&root()),
-        ["operators"] => operators_task::write(&root()),
-        ["operators", "--check"] => operators_task::check(&root()),
-        ["costs"] => costs_task::write(&root()),
-        ["costs", "--check"] => costs_task::check(&root()),
-        ["figures"] => figures_task::write(&root()),
-        ["figures", "--check"] => figures_task::check(&root()),
         ["module-cycles", "--nested", crates @ ..] => module_cycles::check(&root(), crates, true),
         ["module-cycles", crates @ ..] => module_cycles::check(&root(), crates, false),
         ["absent", folder, clients @ ..] if !clients.is_empty() => absent_operators::write(Path::new(folder), clients),
         ["emu-libs", rest @ ..] => emulator(rest),
+        [task] => generated(task, false),
+        [task, "--check"] => generated(task, true),
         _ => Err(USAGE.to_owned()),
     };
     match done {
@@ -93,6 +79,22 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes what a task generates, or compares it with what is in the tree.
+fn generated(task: &str, compare: bool) -> Result<String, String> {
+    let renew = match task {
+        #[cfg(feature = "bindgen")]
+        "bindgen" => bindgen_task::renew,
+        "rules" => rules_task::renew,
+        "features" => features_task::renew,
+        "environment" => environment_task::renew,
+        "operators" => operators_task::renew,
+        "costs" => costs_task::renew,
+        "figures" => figures_task::renew,
+        _ => return Err(USAGE.to_owned()),
+    };
+    renew(&root(), compare)
 }
 
 /// The task `emu-libs` with its arguments, in any order.

@@ -14,28 +14,8 @@ pub(crate) struct Marked<'a> {
 }
 
 impl Marked<'_> {
-    /// Writes the part.
-    pub(crate) fn write(&self, root: &Path, part: &str) -> Result<String, String> {
-        let (_, new) = self.renewed(root, part)?;
-        let page = self.page;
-        fs::write(root.join(page), new).map_err(|error| format!("{page}: {error}"))?;
-        Ok(format!("wrote the {} of {page}", self.name))
-    }
-
-    /// Compares the part with the one in the tree.
-    pub(crate) fn check(&self, root: &Path, part: &str) -> Result<String, String> {
-        let Self { page, name, task } = self;
-        let (old, new) = self.renewed(root, part)?;
-        match old == new {
-            true => Ok(format!("the {name} of {page} are what the code says")),
-            false => Err(format!(
-                "the {name} of {page} are out of date: run `cargo run -p xtask -- {task}` and commit the result"
-            )),
-        }
-    }
-
-    /// The page as it is, and the page with `part` between the marks.
-    fn renewed(&self, root: &Path, part: &str) -> Result<(String, String), String> {
+    /// Writes the part, or compares it with the one in the tree.
+    pub(crate) fn renew(&self, root: &Path, part: &str, compare: bool) -> Result<String, String> {
         let Self { page, name, task } = self;
         let old = fs::read_to_string(root.join(page)).map_err(|error| format!("{page}: {error}"))?;
         let begin = format!("<!-- {name}: made by `cargo run -p xtask -- {task}`; do not edit -->\n");
@@ -47,6 +27,15 @@ impl Marked<'_> {
         };
         let lacks = || format!("{page} lacks the lines {} and {}", begin.trim(), end.trim());
         let new = between().ok_or_else(lacks)?;
-        Ok((old, new))
+        match compare {
+            true if old == new => Ok(format!("the {name} of {page} are what the code says")),
+            true => Err(format!(
+                "the {name} of {page} are out of date: run `cargo run -p xtask -- {task}` and commit the result"
+            )),
+            false => {
+                fs::write(root.join(page), new).map_err(|error| format!("{page}: {error}"))?;
+                Ok(format!("wrote the {name} of {page}"))
+            }
+        }
     }
 }

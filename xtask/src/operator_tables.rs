@@ -21,21 +21,11 @@ fn pages() -> BTreeMap<&'static str, Vec<DeclaredOperator>> {
     pages
 }
 
-/// Writes the tables.
-pub(crate) fn write(root: &Path) -> Result<(), String> {
-    each(|part, tables| part.write(root, tables))
-}
-
-/// Compares the tables with those in the tree.
-pub(crate) fn check(root: &Path) -> Result<(), String> {
-    each(|part, tables| part.check(root, tables))
-}
-
-/// Calls `act` with the generated part of each page, and the text that belongs there.
-fn each(act: impl Fn(Marked<'_>, &str) -> Result<String, String>) -> Result<(), String> {
+/// Writes the tables, or compares them with those in the tree.
+pub(crate) fn renew(root: &Path, compare: bool) -> Result<(), String> {
     for (page, operators) in pages() {
         let part = Marked { page: &format!("docs/src/{page}.md"), name: "tables", task: "rules" };
-        act(part, &tables(&operators))?;
+        part.renew(root, &tables(&operators), compare)?;
     }
     Ok(())
 }
@@ -138,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_tables_in_the_tree_are_current() {
-        check(&crate::root()).unwrap();
+        renew(&crate::root(), true).unwrap();
     }
 
     #[test]

@@ -9,19 +9,10 @@ use std::path::Path;
 const TABLE: &str = "ascend-emu/src/glue/table.rs";
 const LIST: Marked<'_> = Marked { page: "docs/src/python.md", name: "operators", task: "operators" };
 
-/// Writes the list.
-pub(crate) fn write(root: &Path) -> Result<String, String> {
-    LIST.write(root, &list(&table(root)?)?)
-}
-
-/// Compares the list with the one in the tree.
-pub(crate) fn check(root: &Path) -> Result<String, String> {
-    LIST.check(root, &list(&table(root)?)?)
-}
-
-/// The source of the operators' table.
-fn table(root: &Path) -> Result<String, String> {
-    fs::read_to_string(root.join(TABLE)).map_err(|error| format!("{TABLE}: {error}"))
+/// Writes the list, or compares it with the one in the tree.
+pub(crate) fn renew(root: &Path, compare: bool) -> Result<String, String> {
+    let table = fs::read_to_string(root.join(TABLE)).map_err(|error| format!("{TABLE}: {error}"))?;
+    LIST.renew(root, &list(&table)?, compare)
 }
 
 /// A paragraph for each group of the table: its title, and what calls the operators in it.
@@ -57,7 +48,7 @@ mod tests {
 
     #[test]
     fn the_list_in_the_guide_is_current() {
-        check(&crate::root()).unwrap();
+        renew(&crate::root(), true).unwrap();
     }
 
     #[test]

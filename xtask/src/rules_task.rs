@@ -43,24 +43,21 @@ refuses before any operator is asked, for arguments of their own functions, betw
 
 ";
 
-/// Writes the table.
-pub(crate) fn write(root: &Path) -> Result<String, String> {
+/// Writes the tables, or compares them with those in the tree.
+pub(crate) fn renew(root: &Path, compare: bool) -> Result<String, String> {
     let path = root.join(PATH);
-    fs::write(&path, table(root)?).map_err(|error| format!("{}: {error}", path.display()))?;
-    operator_tables::write(root)?;
-    Ok(format!("wrote {} and the tables of the operators' pages", path.display()))
-}
-
-/// Compares the table with the one in the tree.
-pub(crate) fn check(root: &Path) -> Result<String, String> {
-    let path = root.join(PATH);
-    let old = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    if old == table(root)? {
-        operator_tables::check(root)?;
-        Ok("the tables of rules and arguments are what the code says".to_owned())
-    } else {
-        Err(format!("{PATH} is out of date: run `cargo run -p xtask -- rules` and commit the result"))
+    let failed = |error| format!("{}: {error}", path.display());
+    let new = table(root)?;
+    if !compare {
+        fs::write(&path, new).map_err(failed)?;
+    } else if fs::read_to_string(&path).map_err(failed)? != new {
+        return Err(format!("{PATH} is out of date: run `cargo run -p xtask -- rules` and commit the result"));
     }
+    operator_tables::renew(root, compare)?;
+    Ok(match compare {
+        true => "the tables of rules and arguments are what the code says".to_owned(),
+        false => format!("wrote {} and the tables of the operators' pages", path.display()),
+    })
 }
 
 fn table(root: &Path) -> Result<String, String> {
@@ -98,6 +95,6 @@ mod tests {
 
     #[test]
     fn the_table_in_the_tree_is_current() {
-        check(&crate::root()).unwrap();
+        renew(&crate::root(), true).unwrap();
     }
 }

@@ -11,7 +11,7 @@ use embedded_graphics::prelude::{DrawTarget, Drawable, Primitive};
 use embedded_graphics::primitives::{PrimitiveStyle, Rectangle};
 use embedded_graphics::text::{Alignment, Baseline, Text, TextStyleBuilder};
 
-use super::scene::{Anchor, Scene, Size};
+use super::{Anchor, Scene, Size};
 
 /// The bytes of the file.
 pub(super) fn bytes(scene: &Scene) -> Result<Vec<u8>, png::EncodingError> {

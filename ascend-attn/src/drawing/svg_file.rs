@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::scene::{Anchor, Scene, Size};
+use super::{Anchor, Scene, Size};
 
 /// The text of the file.
 pub(super) fn text(scene: &Scene) -> String {

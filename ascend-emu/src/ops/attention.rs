@@ -305,15 +305,13 @@ impl<A: AttentionCall> DeclaredOperator for Attention<A> {
 /// Defines both functions of each version of an attention operator whose versions extend each other.
 macro_rules! attention_functions {
     ($table:ident; $($number:tt $version:ident: $one:ident, $two:ident;)*) => {
-        $(
-            $table! { arguments_of_version { $number phase_one {
-                $one, Arguments, executor_of(of_machine(
-                    Version::$version,
-                    |arguments: &Arguments<DescribedTensor>| arguments.map(|_, tensor| tensor.desc),
-                ))
-            } } }
-            phase_two!($two, Version::$version.symbol());
-        )*
+        c_functions! {
+            $table;
+            $($number $version: $one, $two => of_machine(
+                Version::$version,
+                |arguments: &Arguments<DescribedTensor>| arguments.map(|_, tensor| tensor.desc),
+            );)*
+        }
     };
 }
 

@@ -2,7 +2,6 @@
 
 use super::contiguous::gather;
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
@@ -13,7 +12,7 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
 use ascend_spec::ops::attention_update::{Argument, Arguments, Parameter, UpdateProblem, Version};
-use ascend_spec::{TensorDesc, Violation, arguments_of_version, attention_update_arguments};
+use ascend_spec::{TensorDesc, Violation, attention_update_arguments};
 use std::ops::Range;
 use std::ptr;
 
@@ -102,7 +101,7 @@ impl DeclaredOperator for UpdateOperator {
     }
 }
 
-attention_update_arguments! { arguments_of_version {
-    1 phase_one { aclnnAttentionUpdateGetWorkspaceSize, Arguments, executor_of(UpdateOperator::new) }
-} }
-phase_two!(aclnnAttentionUpdate, Version::V1.symbol());
+c_functions! {
+    attention_update_arguments;
+    1 V1: aclnnAttentionUpdateGetWorkspaceSize, aclnnAttentionUpdate => UpdateOperator::new;
+}

@@ -2,9 +2,8 @@
 //!
 //! `cubeMathType` makes no difference: factors are multiplied as they are, in single precision.
 
+use super::checked_call::declared_by_problem;
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
-use super::one_version::declared_by_problem;
 use crate::descriptor::DescribedTensor;
 use crate::fault::Fault;
 use crate::kernel::batch_mat_mul::{self, Matrices};
@@ -14,7 +13,7 @@ use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{AICORE_EXCEPTION, Outcome};
 use ascend_spec::ops::batch_mat_mul::{Argument, Arguments, BatchMatMulProblem, Parameter, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, batch_mat_mul_arguments};
+use ascend_spec::{TensorDesc, batch_mat_mul_arguments};
 
 /// A call that satisfies every rule.
 #[derive(Debug)]
@@ -96,7 +95,7 @@ impl DeclaredOperator for BatchMatMulOperator {
     }
 }
 
-batch_mat_mul_arguments! { arguments_of_version {
-    1 phase_one { aclnnBatchMatMulGetWorkspaceSize, Arguments, executor_of(BatchMatMulOperator::new) }
-} }
-phase_two!(aclnnBatchMatMul, Version::V1.symbol());
+c_functions! {
+    batch_mat_mul_arguments;
+    1 V1: aclnnBatchMatMulGetWorkspaceSize, aclnnBatchMatMul => BatchMatMulOperator::new;
+}

@@ -1,9 +1,8 @@
 //! BlockSparseAttention as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, bytes};
-use super::one_version::{checked_call, declared_by_problem};
 use super::paged_tokens::read_whole;
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
@@ -17,7 +16,7 @@ use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::block_sparse_attention::{
     Argument, Arguments, BlockFaultKind, BlockSparseProblem, Parameter, Version,
 };
-use ascend_spec::{TensorDesc, arguments_of_version, block_sparse_attention_arguments};
+use ascend_spec::{TensorDesc, block_sparse_attention_arguments};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -125,11 +124,7 @@ impl BlockSparseOperator {
 }
 
 impl DeclaredOperator for BlockSparseOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         for (argument, bytes) in self.doubtful(addresses, reader) {
@@ -202,9 +197,7 @@ impl DeclaredOperator for BlockSparseOperator {
     }
 }
 
-block_sparse_attention_arguments! { arguments_of_version {
-    1 phase_one {
-        aclnnBlockSparseAttentionGetWorkspaceSize, Arguments, executor_of(BlockSparseOperator::new)
-    }
-} }
-phase_two!(aclnnBlockSparseAttention, Version::V1.symbol());
+c_functions! {
+    block_sparse_attention_arguments;
+    1 V1: aclnnBlockSparseAttentionGetWorkspaceSize, aclnnBlockSparseAttention => BlockSparseOperator::new;
+}

@@ -1,9 +1,8 @@
 //! CausalConv1d as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, bytes, integers, refuse_two_places};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
@@ -16,7 +15,7 @@ use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::causal_conv1d::{
     Argument, Arguments, CausalConvCall, ConvContents, ConvFault, ConvProblem, ConvRun, Parameter, Version,
 };
-use ascend_spec::{DType, Dims, TensorDesc, arguments_of_version, causal_conv1d_arguments};
+use ascend_spec::{DType, Dims, TensorDesc, causal_conv1d_arguments};
 use std::ops::Range;
 
 checked_call! { CausalConvOperator: ConvProblem, target }
@@ -167,7 +166,7 @@ impl DeclaredOperator for CausalConvOperator {
     }
 }
 
-causal_conv1d_arguments! { arguments_of_version {
-    1 phase_one { aclnnCausalConv1dGetWorkspaceSize, Arguments, executor_of(CausalConvOperator::new) }
-} }
-phase_two!(aclnnCausalConv1d, Version::V1.symbol());
+c_functions! {
+    causal_conv1d_arguments;
+    1 V1: aclnnCausalConv1dGetWorkspaceSize, aclnnCausalConv1d => CausalConvOperator::new;
+}

@@ -2,11 +2,10 @@
 //!
 //! Chunks are computed in single precision; the kernel of the device rounds each product of a chunk to BF16.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::delta_rule::{DeltaOperator, Parameters, runs};
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::delta_chunks;
@@ -15,7 +14,7 @@ use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::chunk_gated_delta_rule::{Argument, Arguments, Parameter, Version};
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
-use ascend_spec::{TensorDesc, arguments_of_version, chunk_gated_delta_rule_arguments};
+use ascend_spec::{TensorDesc, chunk_gated_delta_rule_arguments};
 
 checked_call! { ChunkDeltaOperator: DeltaRuleProblem, target }
 
@@ -91,7 +90,7 @@ impl DeclaredOperator for ChunkDeltaOperator {
     }
 }
 
-chunk_gated_delta_rule_arguments! { arguments_of_version {
-    1 phase_one { aclnnChunkGatedDeltaRuleGetWorkspaceSize, Arguments, executor_of(ChunkDeltaOperator::new) }
-} }
-phase_two!(aclnnChunkGatedDeltaRule, Version::V1.symbol());
+c_functions! {
+    chunk_gated_delta_rule_arguments;
+    1 V1: aclnnChunkGatedDeltaRuleGetWorkspaceSize, aclnnChunkGatedDeltaRule => ChunkDeltaOperator::new;
+}

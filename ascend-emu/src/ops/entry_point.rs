@@ -74,7 +74,7 @@ macro_rules! read_argument {
 /// Defines a phase one. It reads its arguments when `prepare(with, read, workspace_size, executor)` calls `read`.
 macro_rules! phase_one {
     (
-        { $function:ident, $arguments:ident, $prepare:ident($($with:expr),*) }
+        { $function:ident, $arguments:ident, $($prepare:ident)::+($($with:expr),*) }
         $({ $field:ident: $kind:ident $(= $default:expr)?, $variant:ident, $name:literal, $doc:literal })*
     ) => {
         #[allow(
@@ -82,19 +82,19 @@ macro_rules! phase_one {
             reason = "the C function, which the headers document"
         )]
         pub unsafe extern "C" fn $function(
-            $($field: $crate::ops::entry_point::c_type!($kind),)*
+            $($field: c_type!($kind),)*
             workspace_size: *mut u64,
             executor: *mut *mut ascend_sys::bindings::aclOpExecutor,
         ) -> ascend_sys::bindings::aclnnStatus {
             let read = || {
                 #[allow(clippy::needless_update, reason = "the newest version has them all")]
                 Ok($arguments {
-                    $($field: $crate::ops::entry_point::read_argument!($kind $field $name),)*
+                    $($field: read_argument!($kind $field $name),)*
                     ..Default::default()
                 })
             };
             // SAFETY: the promise of the caller from C.
-            $crate::status::aclnn(|| unsafe { $prepare($($with,)* read, workspace_size, executor) })
+            $crate::status::aclnn(|| unsafe { $($prepare)::+($($with,)* read, workspace_size, executor) })
         }
     };
 }
@@ -119,6 +119,19 @@ macro_rules! phase_two {
                 $crate::executor::launch($symbol, workspace.addr(), workspace_size, executor, stream)
             })
         }
+    };
+}
+
+/// Defines both functions of an operator: a line a version, with its number in the declaration of the arguments, and
+/// what checks and prepares a call, as [`executor_of`] takes it.
+macro_rules! c_functions {
+    ($table:ident; $($number:tt $version:ident: $one:ident, $two:ident => $new:expr;)*) => {
+        $(
+            $table! { ascend_spec::arguments_of_version {
+                $number phase_one { $one, Arguments, $crate::ops::entry_point::executor_of($new) }
+            } }
+            phase_two!($two, Version::$version.symbol());
+        )*
     };
 }
 
@@ -209,5 +222,3 @@ fn refuse_beyond_tensors<O: DeclaredOperator>(op: &O) -> Result<(), Violation> {
         )),
     }
 }
-
-pub(crate) use {c_type, phase_one, phase_two, read_argument};

@@ -1,13 +1,10 @@
 //! FlashAttentionScore, versions 1 to 4, and FlashAttentionVarLenScore, versions 1 to 5.
 
 use super::attention::{AttentionCall, attention_functions, of_machine};
-use super::entry_point::{executor_of, phase_one, phase_two};
 use crate::descriptor::DescribedTensor;
 use ascend_spec::attention_problem::TensorRole;
 use ascend_spec::ops::flash_attention_score::{Arguments, Version};
-use ascend_spec::{
-    TensorDesc, arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments,
-};
+use ascend_spec::{TensorDesc, flash_attention_score_arguments, flash_attention_var_len_score_arguments};
 
 impl AttentionCall for Arguments<TensorDesc> {
     const IN_ORDER: &'static [TensorRole] =
@@ -24,7 +21,7 @@ attention_functions! {
 
 /// The arguments of a version of FlashAttentionVarLenScore, each of which has a list of its own.
 macro_rules! var_len_arguments {
-    (arguments_of_version { $($version:tt)* }) => {
+    ($($arguments_of_version:ident)::+ { $($version:tt)* }) => {
         flash_attention_var_len_score_arguments! { $($version)* }
     };
 }

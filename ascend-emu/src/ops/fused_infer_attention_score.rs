@@ -1,7 +1,7 @@
 //! FusedInferAttentionScore, versions 1 to 5.
 
 use super::attention::{Attention, AttentionCall};
-use super::entry_point::{executor_of, phase_one, phase_two};
+use super::entry_point::executor_of;
 use crate::descriptor::DescribedTensor;
 use crate::emulated_only;
 use crate::fault::Fault;
@@ -12,7 +12,7 @@ use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Failure, Outcome, contain};
 use ascend_spec::ops::fused_infer_attention_score::{Arguments, Version};
-use ascend_spec::{Target, TensorDesc, arguments_of_version, fused_infer_attention_score_arguments};
+use ascend_spec::{Target, TensorDesc, fused_infer_attention_score_arguments};
 use ascend_sys::bindings::aclOpExecutor;
 
 type Checked = Attention<Arguments<TensorDesc>>;
@@ -113,10 +113,10 @@ unsafe fn prepare(
 /// Defines the functions of one version: phase one, the measurement where there is one, and phase two.
 macro_rules! version {
     ($number:tt $version:ident: $one:ident $(, $max:ident)?; $two:ident) => {
-        fused_infer_attention_score_arguments! { arguments_of_version {
+        fused_infer_attention_score_arguments! { ascend_spec::arguments_of_version {
             $number phase_one { $one, Arguments, prepare(Version::$version, Purpose::Launch) }
         } }
-        $(fused_infer_attention_score_arguments! { arguments_of_version {
+        $(fused_infer_attention_score_arguments! { ascend_spec::arguments_of_version {
             $number phase_one { $max, Arguments, prepare(Version::$version, Purpose::Measure) }
         } })?
         phase_two!($two, Version::$version.symbol());

@@ -1,44 +1,21 @@
 //! GatherPaKvCache as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
-use super::one_version::declared_by_problem;
-use crate::config::{Check, check};
-use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
-use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::runtime::context;
-use crate::status::Outcome;
 use ascend_spec::ops::gather_pa_kv_cache::{Argument, Arguments, GatherProblem, Parameter, Source, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
-use ascend_spec::{TensorDesc, arguments_of_version, gather_pa_kv_cache_arguments};
+use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
 use std::ptr;
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct GatherOperator {
-    arguments: Arguments<TensorDesc>,
-    problem: GatherProblem,
-    /// How strictly misuse that is found on the device is treated.
-    check: Check,
-}
+checked_call! { GatherOperator: GatherProblem, target.soc }
 
 impl GatherOperator {
-    /// Checks a call.
-    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let (call, soc) = (arguments.call(), context::machine().target.soc);
-        let problem = call.check(soc)?;
-        let first = |allowed: &[&str]| call.lint(&problem, soc, allowed);
-        lints::report_first(Version::V1.symbol(), &arguments, first)?;
-        Ok(GatherOperator { arguments, problem, check: check() })
-    }
-
     /// Reports a source that is not in the cache; in strict mode that is a device fault.
     fn inspect(&self, launch: &Launch<'_, Self>, source: Source) -> Result<(), Fault> {
         let (tensor, text) = match source {
@@ -154,7 +131,7 @@ unsafe fn copy(pieces: &Pieces, cache: *const u8, place: &dyn Fn(usize) -> usize
     }
 }
 
-gather_pa_kv_cache_arguments! { arguments_of_version {
-    1 phase_one { aclnnGatherPaKvCacheGetWorkspaceSize, Arguments, executor_of(GatherOperator::new) }
-} }
-phase_two!(aclnnGatherPaKvCache, Version::V1.symbol());
+c_functions! {
+    gather_pa_kv_cache_arguments;
+    1 V1: aclnnGatherPaKvCacheGetWorkspaceSize, aclnnGatherPaKvCache => GatherOperator::new;
+}

@@ -1,10 +1,9 @@
 //! IncreFlashAttention, versions 1 to 4.
 
 use super::attention::{AttentionCall, attention_functions, of_machine};
-use super::entry_point::{executor_of, phase_one, phase_two};
 use crate::descriptor::DescribedTensor;
 use ascend_spec::ops::incre_flash_attention::{Arguments, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, incre_flash_attention_arguments};
+use ascend_spec::{TensorDesc, incre_flash_attention_arguments};
 
 impl AttentionCall for Arguments<TensorDesc> {}
 

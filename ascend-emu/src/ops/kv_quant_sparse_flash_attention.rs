@@ -1,9 +1,8 @@
 //! KvQuantSparseFlashAttention as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::listed_keys::{ListedKeys as _, attends_to_listed_keys, listed_keys};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
@@ -11,7 +10,7 @@ use ascend_spec::ops::kv_quant_sparse_flash_attention::{
     Argument, Arguments, Parameter, QuantSparseFlashCall, Version,
 };
 use ascend_spec::ops::sparse_flash_attention::SparseFlashProblem;
-use ascend_spec::{TensorDesc, arguments_of_version, kv_quant_sparse_flash_attention_arguments};
+use ascend_spec::{TensorDesc, kv_quant_sparse_flash_attention_arguments};
 
 checked_call! { QuantSparseFlashOperator: SparseFlashProblem, target }
 
@@ -25,9 +24,8 @@ impl DeclaredOperator for QuantSparseFlashOperator {
     attends_to_listed_keys! {}
 }
 
-kv_quant_sparse_flash_attention_arguments! { arguments_of_version {
-    1 phase_one {
-        aclnnKvQuantSparseFlashAttentionGetWorkspaceSize, Arguments, executor_of(QuantSparseFlashOperator::new)
-    }
-} }
-phase_two!(aclnnKvQuantSparseFlashAttention, Version::V1.symbol());
+c_functions! {
+    kv_quant_sparse_flash_attention_arguments;
+    1 V1: aclnnKvQuantSparseFlashAttentionGetWorkspaceSize, aclnnKvQuantSparseFlashAttention
+        => QuantSparseFlashOperator::new;
+}

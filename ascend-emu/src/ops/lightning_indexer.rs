@@ -1,9 +1,8 @@
 //! LightningIndexer as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::{DeclaredOperator, ParameterOf};
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
-use super::one_version::{checked_call, declared_by_problem};
 use super::sparse_contents;
 use crate::elements::Elements;
 use crate::fault::Fault;
@@ -15,16 +14,12 @@ use crate::operator::Addresses;
 use ascend_spec::operator::{ArgumentList as _, WalkedTensors as _};
 use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version};
 use ascend_spec::ops::sparse_sequences::SparseContents;
-use ascend_spec::{TensorDesc, arguments_of_version, lightning_indexer_arguments};
+use ascend_spec::{TensorDesc, lightning_indexer_arguments};
 
 checked_call! { IndexerOperator: IndexerProblem, target }
 
 impl DeclaredOperator for IndexerOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         let call = self.arguments.call();
@@ -94,7 +89,7 @@ pub(super) unsafe fn choose<O: DeclaredOperator>(
     run.map_err(|why| launch.fault(why))
 }
 
-lightning_indexer_arguments! { arguments_of_version {
-    1 phase_one { aclnnLightningIndexerGetWorkspaceSize, Arguments, executor_of(IndexerOperator::new) }
-} }
-phase_two!(aclnnLightningIndexer, Version::V1.symbol());
+c_functions! {
+    lightning_indexer_arguments;
+    1 V1: aclnnLightningIndexerGetWorkspaceSize, aclnnLightningIndexer => IndexerOperator::new;
+}

@@ -1,5 +1,7 @@
 //! Operators: the computation of a launch of each, and its C functions.
 
+#[macro_use]
+pub(crate) mod entry_point;
 mod atb_attention;
 mod attention;
 mod attention_contents;
@@ -8,11 +10,11 @@ mod attention_update;
 mod batch_mat_mul;
 mod block_sparse_attention;
 mod causal_conv1d;
+mod checked_call;
 mod chunk_gated_delta_rule;
 mod contiguous;
 mod declared;
 mod delta_rule;
-pub(crate) mod entry_point;
 mod flash_attention_score;
 mod fused_infer_attention_score;
 mod gather_pa_kv_cache;
@@ -25,7 +27,6 @@ mod nsa_compress;
 mod nsa_compress_attention_infer;
 mod nsa_compress_with_cache;
 mod nsa_selected_attention_infer;
-mod one_version;
 mod paged_tokens;
 mod prompt_flash_attention;
 mod quant_lightning_indexer;

@@ -1,9 +1,8 @@
 //! NsaCompress as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
-use super::one_version::{checked_call, declared_by_problem};
 use super::paged_tokens::read_whole;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
@@ -13,7 +12,7 @@ use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_compress::{Argument, Arguments, NsaCompressProblem, Parameter, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_arguments};
+use ascend_spec::{TensorDesc, nsa_compress_arguments};
 
 checked_call! { NsaCompressOperator: NsaCompressProblem, target }
 
@@ -26,11 +25,7 @@ impl NsaCompressOperator {
 }
 
 impl DeclaredOperator for NsaCompressOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     unsafe fn reads(&self, addresses: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
         for (argument, bytes) in self.doubtful(addresses, reader) {
@@ -70,7 +65,7 @@ impl DeclaredOperator for NsaCompressOperator {
     }
 }
 
-nsa_compress_arguments! { arguments_of_version {
-    1 phase_one { aclnnNsaCompressGetWorkspaceSize, Arguments, executor_of(NsaCompressOperator::new) }
-} }
-phase_two!(aclnnNsaCompress, Version::V1.symbol());
+c_functions! {
+    nsa_compress_arguments;
+    1 V1: aclnnNsaCompressGetWorkspaceSize, aclnnNsaCompress => NsaCompressOperator::new;
+}

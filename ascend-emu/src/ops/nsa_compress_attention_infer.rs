@@ -1,9 +1,8 @@
 //! NsaCompressAttentionInfer as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
-use super::one_version::{checked_call, declared_by_problem};
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
 use crate::fault::Fault;
@@ -17,7 +16,7 @@ use ascend_spec::ops::nsa_compress_attention_infer::{
     Argument, Arguments, NsaCompressAttentionProblem, Parameter, Version,
 };
 use ascend_spec::ops::sparse_sequences::SparseContents;
-use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_attention_infer_arguments};
+use ascend_spec::{TensorDesc, nsa_compress_attention_infer_arguments};
 
 checked_call! { CompressAttentionOperator: NsaCompressAttentionProblem, target }
 
@@ -91,9 +90,8 @@ impl DeclaredOperator for CompressAttentionOperator {
     }
 }
 
-nsa_compress_attention_infer_arguments! { arguments_of_version {
-    1 phase_one {
-        aclnnNsaCompressAttentionInferGetWorkspaceSize, Arguments, executor_of(CompressAttentionOperator::new)
-    }
-} }
-phase_two!(aclnnNsaCompressAttentionInfer, Version::V1.symbol());
+c_functions! {
+    nsa_compress_attention_infer_arguments;
+    1 V1: aclnnNsaCompressAttentionInferGetWorkspaceSize, aclnnNsaCompressAttentionInfer
+        => CompressAttentionOperator::new;
+}

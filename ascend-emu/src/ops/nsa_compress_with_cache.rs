@@ -1,9 +1,8 @@
 //! NsaCompressWithCache as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers, refuse_two_places};
-use super::one_version::{checked_call, declared_by_problem};
 use super::paged_tokens::{read_tokens, read_whole};
 use crate::elements::{Elements, Place, Reader};
 use crate::fault::Fault;
@@ -18,7 +17,7 @@ use ascend_spec::ops::nsa_compress_with_cache::{
 };
 use ascend_spec::ops::scatter_pa_kv_cache::SlotFault;
 use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence, TokenLayout};
-use ascend_spec::{TensorDesc, arguments_of_version, nsa_compress_with_cache_arguments};
+use ascend_spec::{TensorDesc, nsa_compress_with_cache_arguments};
 
 checked_call! { CompressCacheOperator: NsaCompressCacheProblem, target }
 
@@ -148,7 +147,7 @@ impl DeclaredOperator for CompressCacheOperator {
     }
 }
 
-nsa_compress_with_cache_arguments! { arguments_of_version {
-    1 phase_one { aclnnNsaCompressWithCacheGetWorkspaceSize, Arguments, executor_of(CompressCacheOperator::new) }
-} }
-phase_two!(aclnnNsaCompressWithCache, Version::V1.symbol());
+c_functions! {
+    nsa_compress_with_cache_arguments;
+    1 V1: aclnnNsaCompressWithCacheGetWorkspaceSize, aclnnNsaCompressWithCache => CompressCacheOperator::new;
+}

@@ -1,9 +1,8 @@
 //! NsaSelectedAttentionInfer as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers};
-use super::one_version::{checked_call, declared_by_problem};
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
 use crate::fault::Fault;
@@ -17,7 +16,7 @@ use ascend_spec::ops::nsa_selected_attention_infer::{
     Argument, Arguments, NsaSelectedProblem, Parameter, SelectionFault, Version,
 };
 use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence};
-use ascend_spec::{TensorDesc, arguments_of_version, nsa_selected_attention_infer_arguments};
+use ascend_spec::{TensorDesc, nsa_selected_attention_infer_arguments};
 
 checked_call! { SelectedAttentionOperator: NsaSelectedProblem, target }
 
@@ -126,9 +125,8 @@ impl DeclaredOperator for SelectedAttentionOperator {
     }
 }
 
-nsa_selected_attention_infer_arguments! { arguments_of_version {
-    1 phase_one {
-        aclnnNsaSelectedAttentionInferGetWorkspaceSize, Arguments, executor_of(SelectedAttentionOperator::new)
-    }
-} }
-phase_two!(aclnnNsaSelectedAttentionInfer, Version::V1.symbol());
+c_functions! {
+    nsa_selected_attention_infer_arguments;
+    1 V1: aclnnNsaSelectedAttentionInferGetWorkspaceSize, aclnnNsaSelectedAttentionInfer
+        => SelectedAttentionOperator::new;
+}

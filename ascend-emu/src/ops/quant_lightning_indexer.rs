@@ -1,10 +1,9 @@
 //! QuantLightningIndexer as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
 use super::lightning_indexer::choose;
-use super::one_version::{checked_call, declared_by_problem};
 use super::sparse_contents;
 use crate::elements::Elements;
 use crate::fault::Fault;
@@ -13,7 +12,7 @@ use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::lightning_indexer::IndexerProblem;
 use ascend_spec::ops::quant_lightning_indexer::{Argument, Arguments, Parameter, QuantIndexerCall, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, quant_lightning_indexer_arguments};
+use ascend_spec::{TensorDesc, quant_lightning_indexer_arguments};
 
 checked_call! { QuantIndexerOperator: IndexerProblem, target }
 
@@ -40,9 +39,7 @@ impl DeclaredOperator for QuantIndexerOperator {
     }
 }
 
-quant_lightning_indexer_arguments! { arguments_of_version {
-    1 phase_one {
-        aclnnQuantLightningIndexerGetWorkspaceSize, Arguments, executor_of(QuantIndexerOperator::new)
-    }
-} }
-phase_two!(aclnnQuantLightningIndexer, Version::V1.symbol());
+c_functions! {
+    quant_lightning_indexer_arguments;
+    1 V1: aclnnQuantLightningIndexerGetWorkspaceSize, aclnnQuantLightningIndexer => QuantIndexerOperator::new;
+}

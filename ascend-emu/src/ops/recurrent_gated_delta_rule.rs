@@ -1,10 +1,9 @@
 //! RecurrentGatedDeltaRule as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::delta_rule::{DeltaOperator, Parameters, runs};
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers, refuse_two_places};
-use super::one_version::{checked_call, declared_by_problem};
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::kernel::delta_rule;
@@ -13,7 +12,7 @@ use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
 use ascend_spec::ops::recurrent_gated_delta_rule::{Argument, Arguments, Parameter, RecurrentDeltaCall, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, recurrent_gated_delta_rule_arguments};
+use ascend_spec::{TensorDesc, recurrent_gated_delta_rule_arguments};
 
 checked_call! { RecurrentDeltaOperator: DeltaRuleProblem, target }
 
@@ -56,11 +55,7 @@ impl RecurrentDeltaOperator {
 }
 
 impl DeclaredOperator for RecurrentDeltaOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         // SAFETY: the caller's promise.
@@ -99,9 +94,7 @@ impl DeclaredOperator for RecurrentDeltaOperator {
     }
 }
 
-recurrent_gated_delta_rule_arguments! { arguments_of_version {
-    1 phase_one {
-        aclnnRecurrentGatedDeltaRuleGetWorkspaceSize, Arguments, executor_of(RecurrentDeltaOperator::new)
-    }
-} }
-phase_two!(aclnnRecurrentGatedDeltaRule, Version::V1.symbol());
+c_functions! {
+    recurrent_gated_delta_rule_arguments;
+    1 V1: aclnnRecurrentGatedDeltaRuleGetWorkspaceSize, aclnnRecurrentGatedDeltaRule => RecurrentDeltaOperator::new;
+}

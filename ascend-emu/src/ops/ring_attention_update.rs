@@ -1,9 +1,8 @@
 //! RingAttentionUpdate as an operator of the emulator.
 
+use super::checked_call::checked_call;
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
-use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
@@ -11,36 +10,17 @@ use crate::finding_kind::FindingKind;
 use crate::host_memory::try_collect;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::ring_update::{self, Buffers, Triple};
-use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Argument, Arguments, Parameter, RingUpdateProblem, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, ring_attention_update_arguments};
+use ascend_spec::{TensorDesc, ring_attention_update_arguments};
 use std::ops::Range;
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct RingUpdateOperator {
-    arguments: Arguments<TensorDesc>,
-    version: Version,
-    problem: RingUpdateProblem,
-    /// How strictly misuse that is found on the device is treated.
-    check: Check,
-}
+checked_call! { RingUpdateOperator: RingUpdateProblem, target, version }
 
 impl RingUpdateOperator {
-    /// Checks a call of a version.
-    fn new(arguments: &Arguments<DescribedTensor>, version: Version) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let call = arguments.call();
-        let problem = call.check(version, context::machine().target)?;
-        lints::report_first(version.symbol(), &arguments, |allowed| call.lint(allowed))?;
-        Ok(RingUpdateOperator { arguments, version, problem, check: check() })
-    }
-
     /// The order of maxima and sums, where it makes a difference.
     fn softmax_order(&self) -> Option<&'static str> {
         let (packed, heads) = (self.problem.layout.is_packed(), self.problem.heads);
@@ -157,12 +137,8 @@ fn new(version: Version) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<
     move |arguments| RingUpdateOperator::new(arguments, version)
 }
 
-ring_attention_update_arguments! { arguments_of_version {
-    1 phase_one { aclnnRingAttentionUpdateGetWorkspaceSize, Arguments, executor_of(new(Version::V1)) }
-} }
-phase_two!(aclnnRingAttentionUpdate, Version::V1.symbol());
-
-ring_attention_update_arguments! { arguments_of_version {
-    2 phase_one { aclnnRingAttentionUpdateV2GetWorkspaceSize, Arguments, executor_of(new(Version::V2)) }
-} }
-phase_two!(aclnnRingAttentionUpdateV2, Version::V2.symbol());
+c_functions! {
+    ring_attention_update_arguments;
+    1 V1: aclnnRingAttentionUpdateGetWorkspaceSize, aclnnRingAttentionUpdate => new(Version::V1);
+    2 V2: aclnnRingAttentionUpdateV2GetWorkspaceSize, aclnnRingAttentionUpdateV2 => new(Version::V2);
+}

@@ -1,25 +1,20 @@
 //! RmsNorm as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::Launch;
-use super::one_version::{checked_call, declared_by_problem};
 use crate::fault::Fault;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::rms_norm::{self, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::ops::rms_norm::{Argument, Arguments, Parameter, RmsNormProblem, Version};
-use ascend_spec::{TensorDesc, arguments_of_version, rms_norm_arguments};
+use ascend_spec::{TensorDesc, rms_norm_arguments};
 
 checked_call! { RmsNormOperator: RmsNormProblem, target.soc }
 
 impl DeclaredOperator for RmsNormOperator {
-    declared_by_problem! {}
-
-    fn overruns(&self) -> bool {
-        self.problem.overruns
-    }
+    declared_by_problem! { with overruns }
 
     fn in_place(&self) -> Option<[Parameter; 2]> {
         Some([Parameter::Y, Parameter::X])
@@ -49,7 +44,7 @@ impl DeclaredOperator for RmsNormOperator {
     }
 }
 
-rms_norm_arguments! { arguments_of_version {
-    1 phase_one { aclnnRmsNormGetWorkspaceSize, Arguments, executor_of(RmsNormOperator::new) }
-} }
-phase_two!(aclnnRmsNorm, Version::V1.symbol());
+c_functions! {
+    rms_norm_arguments;
+    1 V1: aclnnRmsNormGetWorkspaceSize, aclnnRmsNorm => RmsNormOperator::new;
+}

@@ -1,7 +1,6 @@
 //! ScatterPaKvCache as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::launch::{Launch, integers, refuse_two_places};
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
@@ -16,7 +15,7 @@ use crate::status::Outcome;
 use ascend_spec::ops::scatter_pa_kv_cache::{
     Argument, Arguments, Parameter, Pieces, ScatterProblem, SlotFault, Version, slot_faults,
 };
-use ascend_spec::{Soc, TensorDesc, arguments_of_version, scatter_pa_kv_cache_arguments};
+use ascend_spec::{Soc, TensorDesc, scatter_pa_kv_cache_arguments};
 use std::ops::Range;
 use std::ptr;
 
@@ -35,9 +34,9 @@ impl ScatterOperator {
     /// Checks a call.
     fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
         let symbol = Version::V1.symbol();
-        let op = ScatterOperator::of(symbol, arguments, context::machine().target.soc)?;
-        let call = op.arguments.call();
-        lints::report_first(symbol, &op.arguments, |allowed| call.lint(allowed))?;
+        let soc = context::machine().target.soc;
+        let op = ScatterOperator::of(symbol, arguments, soc)?;
+        lints::report_first(symbol, &op.arguments, |allowed| op.arguments.call().lint(soc, allowed))?;
         Ok(op)
     }
 
@@ -185,7 +184,7 @@ unsafe fn write(problem: &ScatterProblem, pieces: &Pieces, rows: *const u8, toke
     }
 }
 
-scatter_pa_kv_cache_arguments! { arguments_of_version {
-    1 phase_one { aclnnScatterPaKvCacheGetWorkspaceSize, Arguments, executor_of(ScatterOperator::new) }
-} }
-phase_two!(aclnnScatterPaKvCache, Version::V1.symbol());
+c_functions! {
+    scatter_pa_kv_cache_arguments;
+    1 V1: aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache => ScatterOperator::new;
+}

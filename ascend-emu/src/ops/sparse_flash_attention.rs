@@ -1,42 +1,19 @@
 //! SparseFlashAttention as an operator of the emulator.
 
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::entry_point::{executor_of, phase_one, phase_two};
 use super::listed_keys::{ListedKeys as _, attends_to_listed_keys, listed_keys};
-use super::one_version::declared_by_problem;
-use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
-use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::sparse_flash_attention::{
     Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version,
 };
-use ascend_spec::{TensorDesc, arguments_of_version, sparse_flash_attention_arguments};
+use ascend_spec::{TensorDesc, sparse_flash_attention_arguments};
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct SparseFlashOperator {
-    arguments: Arguments<TensorDesc>,
-    version: Version,
-    problem: SparseFlashProblem,
-    /// How strictly misuse that is found on the device is treated.
-    check: Check,
-}
-
-impl SparseFlashOperator {
-    /// Checks a call of a version.
-    fn new(arguments: &Arguments<DescribedTensor>, version: Version) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let (call, target) = (arguments.call(), context::machine().target);
-        let problem = call.check(version, target)?;
-        lints::report_first(version.symbol(), &arguments, |allowed| call.lint(target, allowed))?;
-        Ok(SparseFlashOperator { arguments, version, problem, check: check() })
-    }
-}
+checked_call! { SparseFlashOperator: SparseFlashProblem, target, version }
 
 listed_keys! {
     SparseFlashOperator, SparseFlashCall,
@@ -62,16 +39,8 @@ fn new(version: Version) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<
     move |arguments| SparseFlashOperator::new(arguments, version)
 }
 
-sparse_flash_attention_arguments! { arguments_of_version {
-    1 phase_one {
-        aclnnSparseFlashAttentionGetWorkspaceSize, Arguments, executor_of(new(Version::V1))
-    }
-} }
-phase_two!(aclnnSparseFlashAttention, Version::V1.symbol());
-
-sparse_flash_attention_arguments! { arguments_of_version {
-    2 phase_one {
-        aclnnSparseFlashAttentionV2GetWorkspaceSize, Arguments, executor_of(new(Version::V2))
-    }
-} }
-phase_two!(aclnnSparseFlashAttentionV2, Version::V2.symbol());
+c_functions! {
+    sparse_flash_attention_arguments;
+    1 V1: aclnnSparseFlashAttentionGetWorkspaceSize, aclnnSparseFlashAttention => new(Version::V1);
+    2 V2: aclnnSparseFlashAttentionV2GetWorkspaceSize, aclnnSparseFlashAttentionV2 => new(Version::V2);
+}

@@ -56,7 +56,7 @@ impl MaskGeometry {
         for mut region in regions(all) {
             region.rows = (region.rows.0.max(0), region.rows.1.min(q_len));
             region.keys = (region.keys.0.max(0), region.keys.1.min(kv_len));
-            if region.seeing() != (0, 0)
+            if !region.is_empty()
                 && let Some(place) = geometry.regions.get_mut(usize::from(geometry.count))
             {
                 *place = region;
@@ -106,14 +106,9 @@ impl MaskGeometry {
     }
 
     /// The keys from the first to the last that row `i` sees; empty for rows that see none and for rows past the
-    /// query length. If [`MaskGeometry::is_one_run`], the row sees all keys of this range.
+    /// query length. In every mode but 5 and 6 the row sees all keys of this range.
     pub fn row(&self, i: u64) -> Range<u64> {
         self.span(i..i.saturating_add(1))
-    }
-
-    /// Whether no row has a hidden key between two that it sees, as in every mode but 5 and 6.
-    pub fn is_one_run(&self) -> bool {
-        self.count < 2
     }
 
     /// Whether row `i` sees key `j`.
@@ -155,19 +150,6 @@ impl MaskGeometry {
         let (rows, keys) = ((0, self.q_len), (0, self.kv_len));
         let counts = self.regions().iter().map(|region| region.count(rows, keys));
         counts.sum()
-    }
-
-    /// Whether some row of the sequence sees no key.
-    pub fn has_fully_masked_row(&self) -> bool {
-        let mut seeing = self.regions.map(|region| region.seeing());
-        seeing.sort_unstable();
-        let mut covered = 0;
-        for (first, end) in seeing {
-            if first <= covered {
-                covered = covered.max(end);
-            }
-        }
-        covered < self.q_len
     }
 
     /// First and end of a range cut to `len`, or `None` if nothing is left.
@@ -289,8 +271,6 @@ mod tests {
         let first = (0..13).find(|&j| any(j)).map_or(0, |j| j as u64);
         let last = (0..13).rev().find(|&j| any(j)).map_or(0, |j| j as u64 + 1);
         prop_assert_eq!(geometry.span(rows), first..last);
-        let masked = (0..sq).any(|i| !(0..skv).any(|j| visible(i, j)));
-        prop_assert_eq!(geometry.has_fully_masked_row(), masked);
         Ok(())
     }
 
@@ -353,7 +333,7 @@ mod tests {
             mode in modes(), tensor: bool, sq: u64, skv: u64, pre: i64, next: i64, i: u64, j: u64, a: u64, b: u64,
         ) {
             let geometry = MaskGeometry::new(mode, tensor, sq, skv, pre, next);
-            let _ = (geometry.row(i), geometry.sees(i, j), geometry.span(a..b), geometry.has_fully_masked_row());
+            let _ = (geometry.row(i), geometry.sees(i, j), geometry.span(a..b));
             let _ = (geometry.tile(a..b, i..j), geometry.visible(), geometry.runs(i));
             let prefix = MaskGeometry::prefix(sq, skv, a);
             let _ = (prefix.row(i), prefix.tile(a..b, i..j), prefix.visible(), prefix.runs(i));

@@ -78,14 +78,10 @@ impl Region {
         u128::try_from(count).unwrap_or(0)
     }
 
-    /// The rows, first and end, that see any key.
-    pub(super) fn seeing(&self) -> (i64, i64) {
-        if self.keys.0 >= self.keys.1 || self.low > self.high {
-            return (0, 0);
-        }
-        let first = (self.keys.0 - self.high).max(self.rows.0);
-        let end = (self.keys.1 - self.low).min(self.rows.1);
-        if first < end { (first, end) } else { (0, 0) }
+    /// Whether no row sees any key.
+    pub(super) fn is_empty(&self) -> bool {
+        let Region { rows, keys, low, high } = *self;
+        keys.0 >= keys.1 || low > high || (keys.0 - high).max(rows.0) >= (keys.1 - low).min(rows.1)
     }
 }
 

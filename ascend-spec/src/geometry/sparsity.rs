@@ -171,7 +171,7 @@ mod tests {
                 mode, has_tensor: true, pre_tokens: pre, next_tokens: next, prefix: &prefix, lengths: packed(&q, &kv),
             };
             let geometry = call.geometry(b);
-            let _ = (geometry.visible(), geometry.row(0), geometry.has_fully_masked_row());
+            let _ = (geometry.visible(), geometry.row(0));
         }
     }
 }

@@ -1,5 +1,35 @@
 //! What an operator's declaration expands to: its parameters, its owned arguments, and the call that its rules judge.
 
+/// Declares an operator's arguments by their table: makes what [`declare_arguments!`] does, and the macro `$table`,
+/// which hands the table to others.
+macro_rules! declare_operator {
+    (
+        $(#[$doc:meta])*
+        $table:ident, $operator:literal, $(#[$meta:meta])* $call:ident $(<$borrow:lifetime>)?;
+        $($rows:tt)*
+    ) => {
+        hand_over_table! { ($) $(#[$doc])* $table $($rows)* }
+        declare_arguments! { { $operator, $(#[$meta])* $call $(<$borrow>)? } $($rows)* }
+    };
+}
+
+/// Makes the macro `$table`; `$dollar` is a dollar sign.
+macro_rules! hand_over_table {
+    (($dollar:tt) $(#[$doc:meta])* $table:ident $($rows:tt)*) => {
+        /// Passes the tokens `$with`, in braces, and then the table of arguments to the macro `$then`;
+        /// [`operator`](crate::operator) describes the table's form.
+        ///
+        $(#[$doc])*
+        #[doc(hidden)]
+        #[macro_export]
+        macro_rules! $table {
+            ($dollar($dollar then:ident)::+ { $dollar($dollar with:tt)* }) => {
+                $dollar($dollar then)::+! { { $dollar($dollar with)* } $($rows)* }
+            };
+        }
+    };
+}
+
 /// Makes `Parameter`, `Arguments<T>` and the call from a table of arguments. A call with lists or texts borrows them:
 /// its name is followed by `<'a>`.
 macro_rules! declare_arguments {

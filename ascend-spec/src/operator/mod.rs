@@ -1,17 +1,16 @@
 //! Operators as data: each declares its arguments once, and everything that lists them is generated from the
 //! declaration.
 //!
-//! A declaration is a macro in the operator's `arguments.rs` that passes a table of its arguments, in the operator's
-//! own order, to another macro:
+//! A declaration, `declare_operator!`, is a table of the arguments in the operator's own order:
 //!
 //! ```text
 //! since { field: kind = default, Variant, "CANN's name", "What it is." }
 //! ```
 //!
 //! `since` is the version of the operator that added the argument; [`Kind`] lists the kinds. In this crate the table
-//! becomes an enum `Parameter`, the owned `Arguments<T>`, and the borrowed call that the rules judge. The emulation
-//! makes its C entry points from the table, and the safe layer its calls of them: `arguments_of_version!` keeps only
-//! the arguments that a version has.
+//! becomes an enum `Parameter`, the owned `Arguments<T>`, and the borrowed call that the rules judge. A macro of the
+//! declaration's name passes the table to other macros: the emulation makes its C entry points from it, and the safe
+//! layer its calls of them, where `arguments_of_version!` keeps only the arguments that a version has.
 
 #[macro_use]
 mod declare;

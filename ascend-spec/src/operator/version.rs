@@ -109,6 +109,11 @@ impl OperatorVersion {
         self.deprecated.is_some_and(|since| cann >= since)
     }
 
+    /// Atlas A2, A3 and Ascend 950 with the releases that have this version there.
+    pub(crate) fn products(self) -> Products {
+        Products(self)
+    }
+
     /// Whether a product has this version in a release.
     pub fn runs_on(self, target: Target) -> bool {
         let since = match target.soc {
@@ -119,6 +124,23 @@ impl OperatorVersion {
             Soc::Atlas200I500A2 => None,
         };
         since.is_some_and(|since| target.cann >= since)
+    }
+}
+
+/// The products of a version in the texts of refusals.
+pub(crate) struct Products(OperatorVersion);
+
+impl fmt::Display for Products {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let series = [("Atlas A2 and A3", self.0.a2_a3), ("Ascend 950", self.0.ascend950)];
+        let mut separator = "";
+        for (series, since) in series {
+            let Some(since) = since else { continue };
+            let or_newer = if since.is_preview() { "" } else { " or newer" };
+            write!(f, "{separator}{series} with {}{or_newer}", since.name())?;
+            separator = ", ";
+        }
+        Ok(())
     }
 }
 

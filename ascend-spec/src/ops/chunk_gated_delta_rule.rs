@@ -10,39 +10,26 @@ use crate::allowed::{Checked, Named};
 use crate::attention_problem::lint_scale;
 use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
-use crate::rule::{require, rules};
+use crate::rule::rules;
 use crate::{DType, Dims, Target, TensorDesc, Violation};
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnChunkGatedDeltaRule, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! chunk_gated_delta_rule_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { query: tensor, Query, "query", "Queries, `[T, Nk, Dk]`." }
-            1 { key: tensor, Key, "key", "Keys, `[T, Nk, Dk]`." }
-            1 { value: tensor, Value, "value", "Values, `[T, Nv, Dv]`." }
-            1 { beta: tensor, Beta, "beta", "The part of each correction that is made, `[T, Nv]`." }
-            1 { initial_state: tensor, InitialState, "initialState",
-                "The state that each sequence begins with, `[B, Nv, Dv, Dk]`: zeros for one that begins empty." }
-            1 { actual_seq_lengths: tensor, ActualSeqLengths, "actualSeqLengths",
-                "Tokens of each sequence, `[B]`: lengths, not ends." }
-            1 { g: tensor, G, "gOptional", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
-            1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
-            1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
-            1 { final_state: output, FinalState, "finalState",
-                "The state behind the last token of each sequence, `[B, Nv, Dv, Dk]`. That of a sequence without \
-                 tokens is not written." }
-        }
-    };
-}
-
-chunk_gated_delta_rule_arguments! {
-    declare_arguments { "ChunkGatedDeltaRule", #[derive(Copy)] ChunkDeltaCall }
+declare_operator! {
+    /// Source: aclnnChunkGatedDeltaRule, parameter table.
+    chunk_gated_delta_rule_arguments, "ChunkGatedDeltaRule", #[derive(Copy)] ChunkDeltaCall;
+    1 { query: tensor, Query, "query", "Queries, `[T, Nk, Dk]`." }
+    1 { key: tensor, Key, "key", "Keys, `[T, Nk, Dk]`." }
+    1 { value: tensor, Value, "value", "Values, `[T, Nv, Dv]`." }
+    1 { beta: tensor, Beta, "beta", "The part of each correction that is made, `[T, Nv]`." }
+    1 { initial_state: tensor, InitialState, "initialState",
+        "The state that each sequence begins with, `[B, Nv, Dv, Dk]`: zeros for one that begins empty." }
+    1 { actual_seq_lengths: tensor, ActualSeqLengths, "actualSeqLengths",
+        "Tokens of each sequence, `[B]`: lengths, not ends." }
+    1 { g: tensor, G, "gOptional", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
+    1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
+    1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
+    1 { final_state: output, FinalState, "finalState",
+        "The state behind the last token of each sequence, `[B, Nv, Dv, Dk]`. That of a sequence without \
+         tokens is not written." }
 }
 
 versions! {
@@ -143,12 +130,7 @@ impl ChunkDeltaCall {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<DeltaRuleProblem, Violation> {
-        require!(
-            Version::V1.runs_on(target),
-            PRODUCT,
-            target,
-            "Atlas A2 and A3 with 9.1 or newer, Ascend 950 with 9.2",
-        );
+        PRODUCT.runs(Version::V1.info(), target)?;
         let query = REQUIRED.requires(self.query, "query")?;
         REQUIRED.requires(self.key, "key")?;
         let value = REQUIRED.requires(self.value, "value")?;
@@ -161,8 +143,7 @@ impl ChunkDeltaCall {
         if out.is_empty() && final_state.is_empty() {
             return Ok(DeltaRuleProblem::none());
         }
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let sizes = SHAPES.sizes(&query, &value)?;
         let [tokens, heads] = [sizes.tokens, sizes.value_heads];
         let sequences = lengths.shape.first().copied().unwrap_or(0);
@@ -207,16 +188,14 @@ impl ChunkDeltaCall {
     fn dtypes(&self, initial_state: &TensorDesc, target: Target) -> Checked {
         let states: &[DType] = if target.is_950() { &[Bf16, Float] } else { &[Bf16] };
         DTYPE.takes(Named("initialState", initial_state.dtype), states)?;
-        for (argument, desc) in self.each_tensor() {
-            let allowed = match argument.parameter {
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
                 Parameter::InitialState | Parameter::FinalState => initial_state.dtype,
                 Parameter::G => Float,
                 Parameter::ActualSeqLengths => Int32,
                 _ => Bf16,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), allowed)?;
-        }
-        Ok(())
+            })
+        })
     }
 }
 

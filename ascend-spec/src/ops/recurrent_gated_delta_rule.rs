@@ -12,42 +12,29 @@ use crate::allowed::{Checked, Named, Noted, Outcome, Rank};
 use crate::attention_problem::lint_scale;
 use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
-use crate::rule::{lint, require, rules};
+use crate::rule::{lint, rules};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnRecurrentGatedDeltaRule, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! recurrent_gated_delta_rule_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { query: tensor, Query, "query", "Queries, `[T, Nk, Dk]`." }
-            1 { key: tensor, Key, "key", "Keys, `[T, Nk, Dk]`." }
-            1 { value: tensor, Value, "value", "Values, `[T, Nv, Dv]`." }
-            1 { beta: tensor, Beta, "beta", "The part of each correction that is made, `[T, Nv]`." }
-            1 { state: inout, State, "stateRef", "The pool of states, `[slots, Nv, Dv, Dk]`." }
-            1 { actual_seq_lengths: tensor, ActualSeqLengths, "actualSeqLengths",
-                "Tokens of each sequence, `[B]`: lengths, not ends, at most 8 each." }
-            1 { ssm_state_indices: tensor, SsmStateIndices, "ssmStateIndices",
-                "The slot that each token's state is written to, `[T]`." }
-            1 { g: tensor, G, "g", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
-            1 { gk: tensor, Gk, "gk",
-                "Logarithm of the decay of each column of a state, `[T, Nv, Dk]`; null is no decay. From 9.0 on." }
-            1 { num_accepted_tokens: tensor, NumAcceptedTokens, "numAcceptedTokens",
-                "Accepted tokens of each sequence's step before, `[B]`, of which the first counts: it goes on from the \
-                 slot that its token of this number names now. Null is 1." }
-            1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
-            1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
-        }
-    };
-}
-
-recurrent_gated_delta_rule_arguments! {
-    declare_arguments { "RecurrentGatedDeltaRule", #[derive(Copy)] RecurrentDeltaCall }
+declare_operator! {
+    /// Source: aclnnRecurrentGatedDeltaRule, parameter table.
+    recurrent_gated_delta_rule_arguments, "RecurrentGatedDeltaRule", #[derive(Copy)] RecurrentDeltaCall;
+    1 { query: tensor, Query, "query", "Queries, `[T, Nk, Dk]`." }
+    1 { key: tensor, Key, "key", "Keys, `[T, Nk, Dk]`." }
+    1 { value: tensor, Value, "value", "Values, `[T, Nv, Dv]`." }
+    1 { beta: tensor, Beta, "beta", "The part of each correction that is made, `[T, Nv]`." }
+    1 { state: inout, State, "stateRef", "The pool of states, `[slots, Nv, Dv, Dk]`." }
+    1 { actual_seq_lengths: tensor, ActualSeqLengths, "actualSeqLengths",
+        "Tokens of each sequence, `[B]`: lengths, not ends, at most 8 each." }
+    1 { ssm_state_indices: tensor, SsmStateIndices, "ssmStateIndices",
+        "The slot that each token's state is written to, `[T]`." }
+    1 { g: tensor, G, "g", "Logarithm of the decay of each head, `[T, Nv]`; null is no decay." }
+    1 { gk: tensor, Gk, "gk",
+        "Logarithm of the decay of each column of a state, `[T, Nv, Dk]`; null is no decay. From 9.0 on." }
+    1 { num_accepted_tokens: tensor, NumAcceptedTokens, "numAcceptedTokens",
+        "Accepted tokens of each sequence's step before, `[B]`, of which the first counts: it goes on from the \
+         slot that its token of this number names now. Null is 1." }
+    1 { scale: float32 = 1.0, Scale, "scaleValue", "Factor of the queries." }
+    1 { out: output, Out, "out", "Outputs, `[T, Nv, Dv]`." }
 }
 
 versions! {
@@ -176,12 +163,7 @@ impl RecurrentDeltaCall {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<DeltaRuleProblem, Violation> {
-        require!(
-            Version::V1.runs_on(target),
-            PRODUCT,
-            target,
-            "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.1 or newer",
-        );
+        PRODUCT.runs(Version::V1.info(), target)?;
         let query = REQUIRED.requires(self.query, "query")?;
         let key = REQUIRED.requires(self.key, "key")?;
         let value = REQUIRED.requires(self.value, "value")?;
@@ -194,8 +176,7 @@ impl RecurrentDeltaCall {
             GK.forbids([("gk", self.gk.is_some())])?;
         }
         self.dtypes(target)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let sizes = SHAPES.sizes(&query, &value)?;
         let [tokens, heads] = [sizes.tokens, sizes.value_heads];
         SHAPES.is("key", Some(&key), &query.shape)?;

@@ -11,26 +11,16 @@ use crate::rule::{lint, require, rules};
 use crate::{DType, Dims, Soc, Target, TensorDesc, Violation};
 use std::ops::Range;
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnRmsNorm, parameter table.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! rms_norm_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { x: tensor, X, "x", "Rows: the last axes, as many as `gamma` has." }
-            1 { gamma: tensor, Gamma, "gamma", "A weight for each element of a row." }
-            1 { epsilon: float = 1e-6, Epsilon, "epsilon", "What is added to the mean of a row's squares." }
-            1 { y: output, Y, "yOut", "The rows, normalised, with the shape and dtype of `x`." }
-            1 { rstd: output, Rstd, "rstdOut",
-                "One over the root mean square of each row, of FLOAT: the shape of `x` with 1 for each axis of a row." }
-        }
-    };
+declare_operator! {
+    /// Source: aclnnRmsNorm, parameter table.
+    rms_norm_arguments, "RmsNorm", #[derive(Copy)] RmsNormCall;
+    1 { x: tensor, X, "x", "Rows: the last axes, as many as `gamma` has." }
+    1 { gamma: tensor, Gamma, "gamma", "A weight for each element of a row." }
+    1 { epsilon: float = 1e-6, Epsilon, "epsilon", "What is added to the mean of a row's squares." }
+    1 { y: output, Y, "yOut", "The rows, normalised, with the shape and dtype of `x`." }
+    1 { rstd: output, Rstd, "rstdOut",
+        "One over the root mean square of each row, of FLOAT: the shape of `x` with 1 for each axis of a row." }
 }
-
-rms_norm_arguments! { declare_arguments { "RmsNorm", #[derive(Copy)] RmsNormCall } }
 
 versions! {
     /// The version of RmsNorm.
@@ -179,8 +169,7 @@ impl RmsNormCall {
         );
         DTYPE.takes(Named("yOut", y.dtype), x.dtype)?;
         DTYPE.takes(Named("rstdOut", rstd.dtype), Float)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         require!(
             !x.shape.is_empty() && !gamma.shape.is_empty(),
             RANK,

@@ -125,8 +125,8 @@ fn every_rule_has_a_call_that_breaks_it() {
         broken.insert(violation.rule.id);
     }
     let unread = Call { input_softmax_layout: Some("TND"), ..base };
-    let violation = unread.lint(&[]).unwrap_err();
-    assert_eq!(unread.lint(&[violation.rule.id]), Ok(()));
+    let violation = unread.lint(TARGET, &[]).unwrap_err();
+    assert_eq!(unread.lint(TARGET, &[violation.rule.id]), Ok(()));
     broken.insert(violation.rule.id);
     let live = Part { max: -1.0, sum: 1.5 };
     for (prev, cur) in [(Part::FULLY_MASKED, Part::FULLY_MASKED), (Part::EMPTY, Part::EMPTY), (Part::EMPTY, live)] {
@@ -229,7 +229,7 @@ fn golden_merges_are_accepted() {
         let version = Version::ALL[number as usize - 1];
         let verdict = call.check(version, TARGET);
         assert!(verdict.is_ok(), "{}: {verdict:?}", path.display());
-        assert_eq!(call.lint(&[]), Ok(()));
+        assert_eq!(call.lint(TARGET, &[]), Ok(()));
         count += 1;
     }
     println!("{count} merges");

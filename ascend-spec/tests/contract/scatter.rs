@@ -145,10 +145,10 @@ fn every_rule_has_a_call_that_breaks_it() {
     covered.push("scatter.product");
     let unused = ScatterCall { seq_lens: desc(DType::Int32, &[1]), ..base };
     assert!(unused.check(Soc::AtlasA2).is_ok());
-    let lint = unused.lint(&[]).unwrap_err();
+    let lint = unused.lint(Soc::AtlasA2, &[]).unwrap_err();
     assert_eq!((lint.rule.id, lint.rule.level), ("compress_lens.unused", Level::Lint));
-    assert_eq!(unused.lint(&["compress_lens.unused"]), Ok(()));
-    assert_eq!(base.lint(&[]), Ok(()));
+    assert_eq!(unused.lint(Soc::AtlasA2, &["compress_lens.unused"]), Ok(()));
+    assert_eq!(base.lint(Soc::AtlasA2, &[]), Ok(()));
     covered.push(lint.rule.id);
     for rule in RULES {
         assert!(covered.contains(&rule.id), "{} has no call", rule.id);

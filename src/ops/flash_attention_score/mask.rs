@@ -26,20 +26,17 @@ use crate::tensor::AnyTensor;
 /// | 5, 6 | `j < prefix` or `j <= i + Skv - Sq` | [`FlashMask::prefix_matrix`], [`FlashMask::prefix`] |
 /// | 7, 8 | packed: one sequence is a band, the others causal | [`FlashMask::cut`] |
 /// | 7 or 8 alone | the same, of the last sequence or the first | [`FlashMask::last_cut`], [`FlashMask::first_cut`] |
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[must_use = "a mask that no call is given hides nothing"]
 pub struct FlashMask {
-    sparse_mode: SparseMode,
-    tensor: Option<AnyTensor>,
-    pre_tokens: i64,
-    next_tokens: i64,
+    mask: Mask,
     prefix: Option<Lengths>,
 }
 
 impl FlashMask {
     /// Every row sees every key: sparse mode 0 without a tensor.
     pub fn none() -> Self {
-        Mask::none().into()
+        Self::default()
     }
 
     /// A row sees the keys up to its own place: sparse mode 2 or 3.
@@ -47,13 +44,11 @@ impl FlashMask {
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn causal(masks: &Masks<'_>, origin: CausalOrigin) -> Result<Self> {
-        Self::compressed(
-            masks,
-            match origin {
-                CausalOrigin::LeftUp => SparseMode::LeftUpCausal,
-                CausalOrigin::RightDown => SparseMode::RightDownCausal,
-            },
-        )
+        let mode = match origin {
+            CausalOrigin::LeftUp => SparseMode::LeftUpCausal,
+            CausalOrigin::RightDown => SparseMode::RightDownCausal,
+        };
+        Ok(Self::compressed(masks, mode)?.into())
     }
 
     /// `i + Skv - Sq - pre_tokens <= j <= i + Skv - Sq + next_tokens`: sparse mode 4.
@@ -62,7 +57,7 @@ impl FlashMask {
     /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn band(masks: &Masks<'_>, pre_tokens: i64, next_tokens: i64) -> Result<Self> {
         let mask = Self::compressed(masks, SparseMode::Band)?;
-        Ok(mask.window(pre_tokens, next_tokens))
+        Ok(mask.window(pre_tokens, next_tokens).into())
     }
 
     /// A causal window: sparse mode 4.
@@ -80,9 +75,8 @@ impl FlashMask {
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn prefix(masks: &Masks<'_>, prefix: impl Into<Vec<usize>>) -> Result<Self> {
-        let mut mask = Self::compressed(masks, SparseMode::PrefixCompress)?;
-        mask.prefix = Some(Lengths::new("prefix", prefix.into()));
-        Ok(mask)
+        let mask = Self::compressed(masks, SparseMode::PrefixCompress)?;
+        Ok(Self { mask, prefix: Some(Lengths::new("prefix", prefix.into())) })
     }
 
     /// As [`FlashMask::prefix`], but by a full tensor for each sequence, `[B, 1, Sq, Skv]` or `[B, N, Sq, Skv]`: sparse
@@ -90,11 +84,8 @@ impl FlashMask {
     /// whole blocks by the prefix, and uses the tensor alone elsewhere. A plan does not check this, because the tensor
     /// is on the device: [`Plan::check_contents`](crate::operation::Plan::check_contents) does.
     pub fn prefix_matrix(tensor: impl Into<AnyTensor>, prefix: impl Into<Vec<usize>>) -> Self {
-        Self {
-            sparse_mode: SparseMode::Prefix,
-            prefix: Some(Lengths::new("prefix", prefix.into())),
-            ..Mask::all_mask(tensor).into()
-        }
+        let mask = Mask::compressed(SparseMode::Prefix, tensor.into());
+        Self { mask, prefix: Some(Lengths::new("prefix", prefix.into())) }
     }
 
     /// Packed sequences, each causal from its last row and key (as [`CausalOrigin::RightDown`]). The last sequence
@@ -106,7 +97,7 @@ impl FlashMask {
     /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn last_cut(masks: &Masks<'_>, pre_tokens: i64, next_tokens: i64) -> Result<Self> {
         let mask = Self::compressed(masks, SparseMode::RightDownCausalBand)?;
-        Ok(mask.window(pre_tokens, next_tokens))
+        Ok(mask.window(pre_tokens, next_tokens).into())
     }
 
     /// Packed sequences, each causal from its first row and key (as [`CausalOrigin::LeftUp`]). The first sequence
@@ -118,7 +109,7 @@ impl FlashMask {
     /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn first_cut(masks: &Masks<'_>, pre_tokens: i64, next_tokens: i64) -> Result<Self> {
         let mask = Self::compressed(masks, SparseMode::BandLeftUpCausal)?;
-        Ok(mask.window(pre_tokens, next_tokens))
+        Ok(mask.window(pre_tokens, next_tokens).into())
     }
 
     /// The mask of one card of packed sequences that are divided between two, whose lengths the call has too: sparse
@@ -127,43 +118,32 @@ impl FlashMask {
     /// # Errors
     /// As for [`Stream::upload`](crate::Stream::upload).
     pub fn cut(masks: &Masks<'_>, side: &CutSide) -> Result<Self> {
-        Ok(Self::compressed(masks, side.mode)?.window(side.pre_tokens, side.next_tokens))
+        Ok(Self::compressed(masks, side.mode)?.window(side.pre_tokens, side.next_tokens).into())
     }
 
-    fn compressed(masks: &Masks<'_>, sparse_mode: SparseMode) -> Result<Self> {
+    fn compressed(masks: &Masks<'_>, sparse_mode: SparseMode) -> Result<Mask> {
         let template = match sparse_mode {
             SparseMode::PrefixCompress => CompressedMask::Prefix,
             _ => CompressedMask::Causal,
         };
-        Ok(Self {
-            sparse_mode,
-            tensor: Some(masks.template(template, MaskForm::BOOL)?),
-            pre_tokens: FlashAttentionCall::ALL_TOKENS,
-            next_tokens: FlashAttentionCall::ALL_TOKENS,
-            prefix: None,
-        })
-    }
-
-    fn window(mut self, pre_tokens: i64, next_tokens: i64) -> Self {
-        (self.pre_tokens, self.next_tokens) = (pre_tokens, next_tokens);
-        self
+        Ok(Mask::compressed(sparse_mode, masks.template(template, MaskForm::BOOL)?))
     }
 
     /// CANN's `sparseMode`.
     pub fn sparse_mode(&self) -> SparseMode {
-        self.sparse_mode
+        self.mask.sparse_mode()
     }
 
     /// CANN's `attenMask`.
     pub fn tensor(&self) -> Option<&AnyTensor> {
-        self.tensor.as_ref()
+        self.mask.tensor()
     }
 
     /// Writes the mask into a call.
     pub(super) fn describe<'c>(&'c self, call: &mut FlashAttentionCall<'c>) -> Result<()> {
-        call.atten_mask = self.tensor.as_ref().map(|tensor| *tensor.desc());
-        call.sparse_mode = self.sparse_mode.acl();
-        (call.pre_tokens, call.next_tokens) = (self.pre_tokens, self.next_tokens);
+        call.atten_mask = self.tensor().map(|tensor| *tensor.desc());
+        call.sparse_mode = self.sparse_mode().acl();
+        (call.pre_tokens, call.next_tokens) = (self.mask.pre_tokens(), self.mask.next_tokens());
         call.prefix = Lengths::given(&self.prefix)?;
         Ok(())
     }
@@ -171,18 +151,6 @@ impl FlashMask {
 
 impl From<Mask> for FlashMask {
     fn from(mask: Mask) -> Self {
-        Self {
-            sparse_mode: mask.sparse_mode(),
-            tensor: mask.tensor().cloned(),
-            pre_tokens: mask.pre_tokens(),
-            next_tokens: mask.next_tokens(),
-            prefix: None,
-        }
-    }
-}
-
-impl Default for FlashMask {
-    fn default() -> Self {
-        Self::none()
+        Self { mask, prefix: None }
     }
 }

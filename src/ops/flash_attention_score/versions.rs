@@ -1,13 +1,11 @@
 //! The entry points of the operator: which one takes a call, and its two phases.
 
 use ascend_spec::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Parameter, Version};
-use ascend_spec::{
-    Target, arguments_of_version, flash_attention_score_arguments, flash_attention_var_len_score_arguments,
-};
+use ascend_spec::{Target, flash_attention_score_arguments, flash_attention_var_len_score_arguments};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
-use crate::operator::{self, AllowedLints, Descriptors, EntryPoints, PhaseOne, Phases, lints_of, phase_one, phases};
+use crate::operator::{AllowedLints, entry_points, lints_of, phase_one};
 
 /// Checks a call against the contract, and finds the oldest entry point that is installed, runs on the product and
 /// can express the call.
@@ -49,57 +47,26 @@ fn why(oldest: Version) -> &'static str {
     }
 }
 
-/// Both functions of each entry point, and how its arguments are listed.
-macro_rules! versions {
-    ($($version:ident: $one:ident, $two:ident, $arguments:ident $select:tt;)*) => {
-        /// Returns both functions of an entry point.
-        pub(crate) fn phases_of(version: Version) -> Phases {
-            match version {
-                $(Version::$version => phases!($one, $two),)*
-            }
-        }
-
-        // SAFETY: each line names both functions of its version; `phase_one` passes what the descriptors hold.
-        unsafe impl EntryPoints for FlashAttentionCall<'_> {
-            type Version = Version;
-
-            fn phases(version: Version) -> Phases {
-                phases_of(version)
-            }
-
-            fn phase_one(
-                &self,
-                api: &Api,
-                version: Version,
-                descriptors: &mut Descriptors<Parameter>,
-            ) -> Result<PhaseOne> {
-                let call = self;
-                match version {
-                    $(Version::$version => {
-                        versions!(@ $arguments $select { api.$one, Parameter, call, descriptors })
-                    })*
-                }
-            }
-        }
+/// The arguments of an entry point: those of a version of FlashAttentionScore (`dense`), or of one of
+/// FlashAttentionVarLenScore (`packed`), each of which has a list of its own.
+macro_rules! entry_point_arguments {
+    ($($then:ident)::+ { (dense $number:tt) $($with:tt)* }) => {
+        flash_attention_score_arguments! { $($then)::+ { $number $($with)* } }
     };
-    (@ dense ($number:tt) $with:tt) => {
-        flash_attention_score_arguments! { arguments_of_version { $number phase_one $with } }
-    };
-    (@ packed ($number:tt) $with:tt) => {
-        flash_attention_var_len_score_arguments! { $number phase_one $with }
+    ($($then:ident)::+ { (packed $number:tt) $($with:tt)* }) => {
+        flash_attention_var_len_score_arguments! { $number $($with)* }
     };
 }
 
-versions! {
-    V1: aclnnFlashAttentionScoreGetWorkspaceSize, aclnnFlashAttentionScore, dense (1);
-    V2: aclnnFlashAttentionScoreV2GetWorkspaceSize, aclnnFlashAttentionScoreV2, dense (2);
-    V3: aclnnFlashAttentionScoreV3GetWorkspaceSize, aclnnFlashAttentionScoreV3, dense (3);
-    V4: aclnnFlashAttentionScoreV4GetWorkspaceSize, aclnnFlashAttentionScoreV4, dense (4);
-    VarLenV1: aclnnFlashAttentionVarLenScoreGetWorkspaceSize, aclnnFlashAttentionVarLenScore, packed (1);
-    VarLenV2: aclnnFlashAttentionVarLenScoreV2GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV2, packed (2);
-    VarLenV3: aclnnFlashAttentionVarLenScoreV3GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV3, packed (3);
-    VarLenV4: aclnnFlashAttentionVarLenScoreV4GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV4, packed (4);
-    VarLenV5: aclnnFlashAttentionVarLenScoreV5GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV5, packed (5);
+entry_points! {
+    entry_point_arguments, FlashAttentionCall<'_>;
+    Version::V1 => (dense 1): aclnnFlashAttentionScoreGetWorkspaceSize, aclnnFlashAttentionScore;
+    Version::V2 => (dense 2): aclnnFlashAttentionScoreV2GetWorkspaceSize, aclnnFlashAttentionScoreV2;
+    Version::V3 => (dense 3): aclnnFlashAttentionScoreV3GetWorkspaceSize, aclnnFlashAttentionScoreV3;
+    Version::V4 => (dense 4): aclnnFlashAttentionScoreV4GetWorkspaceSize, aclnnFlashAttentionScoreV4;
+    Version::VarLenV1 => (packed 1): aclnnFlashAttentionVarLenScoreGetWorkspaceSize, aclnnFlashAttentionVarLenScore;
+    Version::VarLenV2 => (packed 2): aclnnFlashAttentionVarLenScoreV2GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV2;
+    Version::VarLenV3 => (packed 3): aclnnFlashAttentionVarLenScoreV3GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV3;
+    Version::VarLenV4 => (packed 4): aclnnFlashAttentionVarLenScoreV4GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV4;
+    Version::VarLenV5 => (packed 5): aclnnFlashAttentionVarLenScoreV5GetWorkspaceSize, aclnnFlashAttentionVarLenScoreV5;
 }
-
-impl operator::Parameter for Parameter {}

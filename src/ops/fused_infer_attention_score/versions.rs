@@ -2,12 +2,12 @@
 
 use ascend_spec::ops::fused_infer_attention_score::rules::lints::releases::DEPRECATED;
 use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, FiaCall, Parameter, Version};
-use ascend_spec::{Cann, Target, Violation, arguments_of_version, fused_infer_attention_score_arguments};
+use ascend_spec::{Cann, Target, Violation, fused_infer_attention_score_arguments};
 use ascend_sys::{Api, Library};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::operator::{self, AllowedLints, entry_points, lints_of, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, phase_one};
 
 /// Checks a call against the contract, and finds the version of the operator that takes it: the first of
 /// [`Version::able`] that is installed. Also returns the bounds of what the call reads on the device as positions.
@@ -119,18 +119,17 @@ impl Allowed {
 }
 
 entry_points! {
-    fused_infer_attention_score_arguments, FiaCall<'_>, Parameter, Version;
+    fused_infer_attention_score_arguments, FiaCall<'_>;
     Version::V1 => 1: aclnnFusedInferAttentionScoreGetWorkspaceSize, aclnnFusedInferAttentionScore;
     Version::V2 => 2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize, aclnnFusedInferAttentionScoreV2;
     Version::V3 => 3: aclnnFusedInferAttentionScoreV3GetWorkspaceSize, aclnnFusedInferAttentionScoreV3;
     Version::V4 => 4: aclnnFusedInferAttentionScoreV4GetWorkspaceSize, aclnnFusedInferAttentionScoreV4;
     Version::V5 => 5: aclnnFusedInferAttentionScoreV5GetWorkspaceSize, aclnnFusedInferAttentionScoreV5;
-}
-
-impl operator::Parameter for Parameter {
-    #[cold]
-    fn shares_memory(self, other: Self) -> Error {
-        let with = if other.is_output() { "another output" } else { other.name() };
-        Error::shared("output", format_args!("memory that is shared with {with}"), "memory of its own")
+    {
+        #[cold]
+        fn shares_memory(self, other: Self) -> Error {
+            let with = if other.is_output() { "another output" } else { other.name() };
+            Error::shared("output", format_args!("memory that is shared with {with}"), "memory of its own")
+        }
     }
 }

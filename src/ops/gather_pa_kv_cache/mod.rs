@@ -3,9 +3,204 @@
 //! [`GatherPaKvCache`] describes a call, which is planned once and launched per layer as a [`GatherPlan`]. Which
 //! blocks hold the sequences is a [`SequenceBlocks`], checked on the host before it reaches the device.
 
-mod plan;
 mod sequence_blocks;
 
-pub(crate) use plan::phases_of;
-pub use plan::{GatherOperation, GatherPaKvCache, GatherPlan};
 pub use sequence_blocks::SequenceBlocks;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, Parameter, Version};
+use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ};
+use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::ops::scatter_pa_kv_cache::CacheOrder;
+use crate::runtime::{Queue, ReplayCheck};
+use crate::tensor::{AnyTensor, Tensor};
+
+entry_points! {
+    gather_pa_kv_cache_arguments, GatherCall<'_>;
+    Version::V1 => 1: aclnnGatherPaKvCacheGetWorkspaceSize, aclnnGatherPaKvCache;
+}
+
+/// What to do where the installed CANN has no such operator.
+const INSTEAD: &str = "copy the rows out of their blocks with aclrtMemcpyAsync";
+
+/// A call of GatherPaKvCache, which copies the keys and values of sequences out of a paged cache.
+///
+/// Describe it, plan it for caches of certain shapes, and launch the [`GatherPlan`] once a layer. Prefill over a
+/// cached prefix that attention cannot read by its table, and moving a cache to another machine, begin with such a
+/// call.
+///
+/// Source: aclnnGatherPaKvCache, since CANN 8.5; before, planning is an [`Error::MissingOperator`].
+///
+/// ```
+/// use ascend_attention::gather::{GatherPaKvCache, SequenceBlocks};
+/// use ascend_attention::{Runtime, f16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated()?.device(0)?.stream()?;
+/// // 3 blocks of 2 tokens with a head of 16 numbers: token by token 0, 1, ... 5.
+/// let numbers: Vec<f16> = (0..6).flat_map(|token| [f16::from_f32(token as f32); 16]).collect();
+/// let cache = stream.upload(&numbers, [3, 2, 1, 16])?;
+/// let sequences = SequenceBlocks::new(&stream, &[vec![2, 0]], &[3], 3, 2)?;
+/// let plan = GatherPaKvCache::new().plan(&sequences, (&cache, &cache))?;
+/// let (keys, _values) = plan.launch(&stream, (&cache, &cache))?;
+/// assert_eq!(keys.shape(), [3, 1, 16]);
+/// let gathered = keys.download(&stream)?;
+/// assert_eq!([gathered[0], gathered[16], gathered[32]].map(f16::to_f32), [4.0, 5.0, 0.0]);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a description does nothing until planned"]
+pub struct GatherPaKvCache {
+    order: CacheOrder,
+    allowed: AllowedLints,
+}
+
+impl GatherPaKvCache {
+    /// A call that reads caches in the order [`CacheOrder::Norm`].
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the order of the caches (`cacheMode`).
+    pub fn cache_order(mut self, order: CacheOrder) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Lets a call through that breaks this lint: `gather.unit` or `gather.token_bytes`.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call with caches `[blocks, block size, N, D]` and `[blocks, block size, N, Dv]`, or in the order
+    /// [`CacheOrder::PaNz`] `[blocks, N * D / c, block size, c]` with `c` elements in 32 bytes, and prepares it for
+    /// caches of these shapes. Nothing is launched, and the caches are not kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`], [`Error::UnknownProduct`],
+    /// [`Error::MissingOperator`], [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices, or sequences that were
+    /// checked for another cache. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnGatherPaKvCacheGetWorkspaceSize")]
+    pub fn plan<T: Element>(
+        &self,
+        sequences: &SequenceBlocks,
+        (key_cache, value_cache): (&Tensor<T>, &Tensor<T>),
+    ) -> Result<GatherPlan> {
+        let context = key_cache.memory().context();
+        let tensors = named_tensors(&[], &inputs((key_cache, value_cache)), of_sequences(sequences));
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
+        let rows = |cache: &AnyTensor| {
+            let tokens = i64::try_from(sequences.tokens()).unwrap_or(i64::MAX);
+            let shape = match (self.order, &cache.desc().shape[..]) {
+                (CacheOrder::Norm, &[_, _, heads, dim]) => vec![tokens, heads, dim],
+                (CacheOrder::PaNz, &[_, parts, _, lanes]) => {
+                    vec![tokens, parts.saturating_mul(lanes)]
+                }
+                // The contract refuses the cache.
+                _ => vec![tokens, 1],
+            };
+            TensorDesc::contiguous(cache.dtype(), &shape)
+        };
+        let call = GatherCall {
+            key_cache: Some(*key_cache.desc()),
+            value_cache: Some(*value_cache.desc()),
+            block_tables: Some(*sequences.block_tables().desc()),
+            seq_lens: Some(*sequences.seq_lens().desc()),
+            key: rows(key_cache),
+            value: rows(value_cache),
+            cache_mode: Some(match self.order {
+                CacheOrder::Norm => NORM,
+                CacheOrder::PaNz => PA_NZ,
+            }),
+            ..GatherCall::default()
+        };
+        let recorded = AnyArguments::GatherPaKvCache(call.to_arguments());
+        GatherPlan::of_call(context, (&call, Version::V1), key_cache, recorded, &tensors, || {
+            let soc = context.soc()?;
+            let problem = call.check(soc)?;
+            call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
+            sequences.fits(&problem)?;
+            let (Some(key), Some(value)) = (call.key, call.value) else {
+                return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")
+                    .fix("gather fewer sequences at once"));
+            };
+            let operation =
+                GatherOperation { sequences: sequences.clone(), numbers: [sequences.numbers()], outputs: [key, value] };
+            Ok((operation, problem.is_idle()))
+        })
+    }
+}
+
+/// A call of GatherPaKvCache that was checked and prepared. From [`GatherPaKvCache::plan`].
+///
+/// A launch reads the pair of both caches, and writes the pair of keys and values of all sequences: `[tokens, N, D]`
+/// and `[tokens, N, Dv]`, or in the order [`CacheOrder::PaNz`] `[tokens, N * D]` and `[tokens, N * Dv]`.
+pub type GatherPlan = operation::Plan<GatherOperation>;
+
+/// GatherPaKvCache, as its [`GatherPlan`] knows it.
+#[derive(Debug)]
+pub struct GatherOperation {
+    sequences: SequenceBlocks,
+    numbers: [Arc<dyn ReplayCheck>; 1],
+    /// Keys and values.
+    outputs: [TensorDesc; 2],
+}
+
+/// Both caches as arguments.
+fn inputs<'a, T: Element>((key, value): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
+    [(Parameter::KeyCache, key), (Parameter::ValueCache, value)]
+}
+
+/// Blocks and lengths as arguments.
+fn of_sequences(sequences: &SequenceBlocks) -> [(Parameter, &AnyTensor); 2] {
+    [(Parameter::BlockTables, sequences.block_tables()), (Parameter::SeqLens, sequences.seq_lens())]
+}
+
+impl Sealed for GatherOperation {}
+
+impl Operation for GatherOperation {
+    type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>);
+    type Output<T: Element> = (Tensor<T>, Tensor<T>);
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &GatherPlan) -> Result<(Tensor<T>, Tensor<T>)> {
+        let [key, value] = self.outputs;
+        Ok((
+            new_output(plan.context(), Parameter::Key.name(), key)?,
+            new_output(plan.context(), Parameter::Value.name(), value)?,
+        ))
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &GatherPlan,
+        queue: &impl Queue,
+        &(key_cache, value_cache): &(&Tensor<T>, &Tensor<T>),
+        (key, value): &mut (Tensor<T>, Tensor<T>),
+    ) -> Result<()> {
+        let outputs: [(_, &AnyTensor); 2] = [(Parameter::Key, key), (Parameter::Value, value)];
+        let given = named_tensors(&outputs, &inputs((key_cache, value_cache)), of_sequences(&self.sequences));
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
+    }
+
+    fn describe(&self, _: &GatherPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("sequences", &self.sequences);
+    }
+}

@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::kv_quant_sparse_flash_attention::{Parameter, QuantSparseFlashCall, Version, rules};
-use ascend_spec::{TensorDesc, arguments_of_version, kv_quant_sparse_flash_attention_arguments};
+use ascend_spec::{TensorDesc, kv_quant_sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{self, AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Queue, ReplayCheck};
@@ -23,7 +23,7 @@ use crate::tensor::{AnyTensor, Tensor};
 pub use quantised_rows::{RowElement, quantised_rows};
 
 entry_points! {
-    kv_quant_sparse_flash_attention_arguments, QuantSparseFlashCall<'_>, Parameter, Version;
+    kv_quant_sparse_flash_attention_arguments, QuantSparseFlashCall<'_>;
     Version::V1 => 1: aclnnKvQuantSparseFlashAttentionGetWorkspaceSize, aclnnKvQuantSparseFlashAttention;
 }
 
@@ -189,8 +189,6 @@ impl<'a, T: Element> QuantSparseFlashInputs<'a, T> {
         ]
     }
 }
-
-impl operator::Parameter for Parameter {}
 
 /// A call of KvQuantSparseFlashAttention that was checked and prepared. From [`KvQuantSparseFlashAttention::plan`].
 ///

@@ -1,11 +1,11 @@
 //! The entry points of the operator: which one takes a call, its two phases, and which sequences it may lose.
 
 use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall, Version, admits_keyless, rules};
-use ascend_spec::{Target, arguments_of_version, ring_attention_update_arguments};
+use ascend_spec::{Target, ring_attention_update_arguments};
 use ascend_sys::{Api, Library};
 
 use crate::error::{Error, Result};
-use crate::operator::{self, AllowedLints, entry_points, lints_of, phase_one};
+use crate::operator::{AllowedLints, entry_points, lints_of, phase_one};
 use crate::ops::flash_attention_score::{Keyless, SoftmaxState};
 use crate::tensor::Tensor;
 
@@ -29,7 +29,7 @@ pub(super) fn choose(
         }
         checked => checked?,
     };
-    call.lint(&allowed.ids(lints_of::<Version>)?)?;
+    call.lint(target, &allowed.ids(lints_of::<Version>)?)?;
     if let Some((starts, _)) = starts {
         problem.admits_lengths(starts).map_err(|mut violation| {
             violation.fix = "compute both parts of tensors that end with the last sequence's rows".into();
@@ -50,12 +50,10 @@ pub(super) fn choose(
 }
 
 entry_points! {
-    ring_attention_update_arguments, RingUpdateCall<'_>, Parameter, Version;
+    ring_attention_update_arguments, RingUpdateCall<'_>;
     Version::V1 => 1: aclnnRingAttentionUpdateGetWorkspaceSize, aclnnRingAttentionUpdate;
     Version::V2 => 2: aclnnRingAttentionUpdateV2GetWorkspaceSize, aclnnRingAttentionUpdateV2;
 }
-
-impl operator::Parameter for Parameter {}
 
 /// Returns the sequences that have no keys in either part, and so none in the merged one.
 ///

@@ -2,11 +2,9 @@
 //!
 //! With `L = ln sum(exp(lse_i))` the merged row is `sum(exp(lse_i - L) * out_i)`, which is attention over all the keys.
 
-mod arguments;
 pub mod rules;
 mod weights;
 
-pub use arguments::{Argument, Arguments, Parameter, UpdateCall};
 pub use weights::{Real, visible, weigh};
 
 use crate::Cann::V8_1;
@@ -14,6 +12,18 @@ use crate::contract::{CallContract, described_by};
 use crate::operator::{OperatorVersion, versions};
 use crate::{DType, Dims, Target, TensorDesc, Violation};
 use std::ops::Range;
+
+declare_operator! {
+    /// Source: aclnnAttentionUpdate, parameter table.
+    attention_update_arguments, "AttentionUpdate", #[derive(Copy)] UpdateCall<'a>;
+    1 { lse: list, Lse, "lse", "Log-sum-exps of the parts, `[rows]` each." }
+    1 { local_out: list, LocalOut, "localOut",
+        "Attention over the parts, `[rows, D]` each, rows in the order of `lse`." }
+    1 { update_type: int = 0, UpdateType, "updateType",
+        "0: merges the attention alone. 1: also the log-sum-exps." }
+    1 { out: output_mut, Out, "out", "Merged attention, `[rows, D]`." }
+    1 { lse_out: output_mut, LseOut, "lseOut", "Merged log-sum-exps, `[rows]`; with `update_type` 1 only." }
+}
 
 versions! {
     /// The version of AttentionUpdate.

@@ -96,8 +96,7 @@ impl UpdateCall<'_> {
             ),
             "lseOut with updateType 1, null with 0",
         );
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         self.dtypes(local)?;
         let (rows, dim) = shape(local)?;
         for desc in self.local_out.iter().chain(&self.out) {

@@ -3,16 +3,25 @@
 //! `out[b] = self[b] mat2[b]`, where a factor with a first axis of 1 serves every product. Factors and products may be
 //! strided.
 
-mod arguments;
 pub mod rules;
-
-pub use arguments::{Argument, Arguments, BatchMatMulCall, Parameter};
 
 use crate::Cann::{V8_1, V9_0};
 use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
 use crate::{Dims, TensorDesc};
 use std::ops::Range;
+
+declare_operator! {
+    /// Source: aclnnBatchMatMul, parameter table.
+    batch_mat_mul_arguments, "BatchMatMul", #[derive(Copy)] BatchMatMulCall;
+    1 { self_: tensor, SelfMatrices, "self", "Left factors, `[A, M, K]`." }
+    1 { mat2: tensor, Mat2, "mat2",
+        "Right factors, `[B, K, N]`, where `A` and `B` are the same or one of them is 1." }
+    1 { out: output_mut, Out, "out", "Products, `[max(A, B), M, N]`." }
+    1 { cube_math_type: int8 = 0, CubeMathType, "cubeMathType",
+        "What the cube units may make of FLOAT: 0 keeps it, 1 allows fewer digits, 2 takes FLOAT16, 3 takes \
+         HFLOAT32." }
+}
 
 versions! {
     /// The version of BatchMatMul.

@@ -118,8 +118,7 @@ impl BatchMatMulCall {
         );
         let product = Dims::of([a.max(b), m, n]);
         OUT_SHAPE.takes(Noted(out.shape, format_args!("for {} and {}", left.shape, right.shape)), product)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let size = |dim: i64| usize::try_from(dim).unwrap_or(0);
         Ok(BatchMatMulProblem {
             batch: match a == 0 || b == 0 {

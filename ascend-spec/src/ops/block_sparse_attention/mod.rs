@@ -19,54 +19,41 @@ use crate::{Dims, Target, TensorDesc, Violation};
 /// The window that calls have: none.
 const UNBOUNDED: i64 = i32::MAX as i64;
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnBlockSparseAttention, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! block_sparse_attention_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { query: tensor, Query, "query",
-                "Queries, `[T1, N1, D]`, `[B, N1, S1, D]` or `[B, S1, N1, D]`, in the order of `qInputLayout`." }
-            1 { key: tensor, Key, "key", "Keys, with `numKeyValueHeads` heads, in the same order." }
-            1 { value: tensor, Value, "value", "Values, with the shape of `key`." }
-            1 { block_sparse_mask: tensor, BlockSparseMask, "blockSparseMask",
-                "For each sequence, query head, block of rows and block of keys 1 where the rows see the keys, 0 where \
-                 they do not: `[B, N1, row blocks, key blocks]`." }
-            1 { atten_mask: tensor, AttenMask, "attenMask", "Reserved: null." }
-            1 { block_shape: ints, BlockShape, "blockShape",
-                "Rows and keys of a block, X and Y. From 9.2 on null is 128 and 128." }
-            1 { actual_seq_lengths: ints, ActualSeqLengths, "actualSeqLengths",
-                "Query rows of each sequence, also in TND. Null is the whole of BNSD and BSND." }
-            1 { actual_seq_lengths_kv: ints, ActualSeqLengthsKv, "actualSeqLengthsKv",
-                "Keys of each sequence, also in TND. Null is the whole of BNSD and BSND." }
-            1 { block_table: tensor, BlockTable, "blockTable", "Reserved: null." }
-            1 { q_input_layout: text = "TND", QInputLayout, "qInputLayout",
-                "Axes of `query`: `TND`, `BNSD` or, on Ascend 950, `BSND`." }
-            1 { kv_input_layout: text = "TND", KvInputLayout, "kvInputLayout",
-                "Axes of `key` and `value`: as those of `query`." }
-            1 { num_key_value_heads: int = 0, NumKeyValueHeads, "numKeyValueHeads", "Heads of `key` and `value`, N2." }
-            1 { mask_type: int = 0, MaskType, "maskType", "Reserved: 0." }
-            1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores, as a FLOAT." }
-            1 { inner_precise: int = 0, InnerPrecise, "innerPrecise",
-                "0: softmax in FLOAT; 1: in FLOAT16, for such queries; 4, on Ascend 950: in the type of the queries." }
-            1 { block_size: int = 0, BlockSize, "blockSize", "Reserved: 0." }
-            1 { pre_tokens: int = i32::MAX as i64, PreTokens, "preTokens", "Reserved: 2147483647." }
-            1 { next_tokens: int = i32::MAX as i64, NextTokens, "nextTokens", "Reserved: 2147483647." }
-            1 { softmax_lse_flag: int = 0, SoftmaxLseFlag, "softmaxLseFlag",
-                "1: the log-sum-exp of each row is written as well; 0: it is not." }
-            1 { attention_out: output, AttentionOut, "attentionOut", "Attention, with the shape of `query`." }
-            1 { softmax_lse: output, SoftmaxLse, "softmaxLse",
-                "The log-sum-exp of each row and head, with the shape of `query` but for a last axis of 1." }
-        }
-    };
-}
-
-block_sparse_attention_arguments! {
-    declare_arguments { "BlockSparseAttention", #[derive(Copy)] BlockSparseCall<'a> }
+declare_operator! {
+    /// Source: aclnnBlockSparseAttention, parameter table.
+    block_sparse_attention_arguments, "BlockSparseAttention", #[derive(Copy)] BlockSparseCall<'a>;
+    1 { query: tensor, Query, "query",
+        "Queries, `[T1, N1, D]`, `[B, N1, S1, D]` or `[B, S1, N1, D]`, in the order of `qInputLayout`." }
+    1 { key: tensor, Key, "key", "Keys, with `numKeyValueHeads` heads, in the same order." }
+    1 { value: tensor, Value, "value", "Values, with the shape of `key`." }
+    1 { block_sparse_mask: tensor, BlockSparseMask, "blockSparseMask",
+        "For each sequence, query head, block of rows and block of keys 1 where the rows see the keys, 0 where \
+         they do not: `[B, N1, row blocks, key blocks]`." }
+    1 { atten_mask: tensor, AttenMask, "attenMask", "Reserved: null." }
+    1 { block_shape: ints, BlockShape, "blockShape",
+        "Rows and keys of a block, X and Y. From 9.2 on null is 128 and 128." }
+    1 { actual_seq_lengths: ints, ActualSeqLengths, "actualSeqLengths",
+        "Query rows of each sequence, also in TND. Null is the whole of BNSD and BSND." }
+    1 { actual_seq_lengths_kv: ints, ActualSeqLengthsKv, "actualSeqLengthsKv",
+        "Keys of each sequence, also in TND. Null is the whole of BNSD and BSND." }
+    1 { block_table: tensor, BlockTable, "blockTable", "Reserved: null." }
+    1 { q_input_layout: text = "TND", QInputLayout, "qInputLayout",
+        "Axes of `query`: `TND`, `BNSD` or, on Ascend 950, `BSND`." }
+    1 { kv_input_layout: text = "TND", KvInputLayout, "kvInputLayout",
+        "Axes of `key` and `value`: as those of `query`." }
+    1 { num_key_value_heads: int = 0, NumKeyValueHeads, "numKeyValueHeads", "Heads of `key` and `value`, N2." }
+    1 { mask_type: int = 0, MaskType, "maskType", "Reserved: 0." }
+    1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores, as a FLOAT." }
+    1 { inner_precise: int = 0, InnerPrecise, "innerPrecise",
+        "0: softmax in FLOAT; 1: in FLOAT16, for such queries; 4, on Ascend 950: in the type of the queries." }
+    1 { block_size: int = 0, BlockSize, "blockSize", "Reserved: 0." }
+    1 { pre_tokens: int = i32::MAX as i64, PreTokens, "preTokens", "Reserved: 2147483647." }
+    1 { next_tokens: int = i32::MAX as i64, NextTokens, "nextTokens", "Reserved: 2147483647." }
+    1 { softmax_lse_flag: int = 0, SoftmaxLseFlag, "softmaxLseFlag",
+        "1: the log-sum-exp of each row is written as well; 0: it is not." }
+    1 { attention_out: output, AttentionOut, "attentionOut", "Attention, with the shape of `query`." }
+    1 { softmax_lse: output, SoftmaxLse, "softmaxLse",
+        "The log-sum-exp of each row and head, with the shape of `query` but for a last axis of 1." }
 }
 
 versions! {

@@ -6,7 +6,7 @@ use crate::DType::{Bf16, Float, Float16, Int8};
 use crate::allowed::{Axis, Checked, MultiplesOf, Named, Noted, Outcome, Rank, Shapes};
 use crate::attention_problem::lint_scale;
 use crate::contract::first_lint;
-use crate::rule::{require, rules};
+use crate::rule::rules;
 use crate::{Axes, Dims, Extents, Target, TensorDesc, Violation};
 
 rules! {
@@ -165,12 +165,7 @@ impl BlockSparseCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<BlockSparseProblem, Violation> {
-        require!(
-            Version::V1.runs_on(target),
-            PRODUCT,
-            target,
-            "Atlas A2 and A3 with 9.0 or newer, Ascend 950 with 9.1 or newer",
-        );
+        PRODUCT.runs(Version::V1.info(), target)?;
         let given = self.judge_entry(target)?;
         let [query, key] = self.infer(&given, target)?;
         let lse = self.softmax_lse.filter(|_| self.softmax_lse_flag == 1);
@@ -231,8 +226,7 @@ impl BlockSparseCall<'_> {
         }
         let out = REQUIRED.requires(self.attention_out, "attentionOut")?;
         self.judge_dtypes(&query)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let is_first = target.cann < V9_1;
         let known = if is_first { &LAYOUTS[..2] } else { &LAYOUTS };
         let names = [self.q_input_layout, self.kv_input_layout];
@@ -264,17 +258,15 @@ impl BlockSparseCall<'_> {
 
     fn judge_dtypes(&self, query: &TensorDesc) -> Checked {
         DTYPE.takes(Named("query", query.dtype), [Float16, Bf16])?;
-        for (argument, desc) in self.each_tensor() {
-            let dtype = match argument.parameter {
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
                 // The tiling refuses these of any type.
-                Parameter::AttenMask | Parameter::BlockTable => continue,
+                Parameter::AttenMask | Parameter::BlockTable => return None,
                 Parameter::BlockSparseMask => Int8,
                 Parameter::SoftmaxLse => Float,
                 _ => query.dtype,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
-        }
-        Ok(())
+            })
+        })
     }
 
     /// What the inference of shapes and the comparison of outputs look at. Returns the sizes of queries and of keys.

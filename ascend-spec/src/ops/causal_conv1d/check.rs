@@ -32,8 +32,7 @@ impl CausalConvCall {
         MODE.takes(Named("runMode", self.run_mode), 0..=1)?;
         let update = self.run_mode == 1;
         self.dtypes(&x)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         for (name, desc) in [("convStates", &states), ("y", &y)] {
             let given = format_args!("{name} {} strides {}", desc.shape, desc.strides);
             require!(desc.is_contiguous(), CONTIGUOUS, given, "row-major strides");

@@ -23,39 +23,28 @@ use crate::operator::{OperatorVersion, versions};
 use crate::{Dims, Target, TensorDesc, Violation};
 use rules::{LEFT_OUT, SHARED};
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: CausalConv1d of vLLM-Ascend's operator package.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! causal_conv1d_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { x: tensor, X, "x", "Rows, `[T, dim]` of all sequences, or `[B, L, dim]`." }
-            1 { weight: tensor, Weight, "weight", "Weights, `[W, dim]`; that of the row itself is the last." }
-            1 { bias: tensor, Bias, "bias", "What is added to each sum, `[dim]`; null is nothing." }
-            1 { conv_states: inout, ConvStates, "convStates", "The pool of lines, `[lines, C, dim]`." }
-            1 { query_start_loc: tensor, QueryStartLoc, "queryStartLoc",
-                "Number of each sequence's first row, and of all rows at the end, `[B + 1]`. Null where every sequence \
-                 has L rows, in mode 1 also one row of `[T, dim]`." }
-            1 { cache_indices: tensor, CacheIndices, "cacheIndices",
-                "The line of each sequence, `[B]`, or the first of each row, `[B, n]`; null is its own number." }
-            1 { initial_state_mode: tensor, InitialStateMode, "initialStateMode",
-                "Whether each sequence goes on from its line, `[B]`, in mode 0; null is from zeros." }
-            1 { num_accepted_tokens: tensor, NumAcceptedTokens, "numAcceptedTokens",
-                "Rows of each sequence's last step that it goes on behind, `[B]`, in mode 1 of width 4." }
-            1 { activation_mode: int = 0, ActivationMode, "activationMode", "1 is SiLU behind the sum, 0 none." }
-            1 { pad_slot_id: int = -1, PadSlotId, "padSlotId", "The line of a sequence that is left out." }
-            1 { run_mode: int = 0, RunMode, "runMode",
-                "0: a sequence goes on from its line where `initial_state_mode` says so. 1: each does." }
-            1 { y: output, Y, "y", "The convolved rows, with the shape of `x`." }
-        }
-    };
+declare_operator! {
+    /// Source: CausalConv1d of vLLM-Ascend's operator package.
+    causal_conv1d_arguments, "CausalConv1d", #[derive(Copy)] CausalConvCall;
+    1 { x: tensor, X, "x", "Rows, `[T, dim]` of all sequences, or `[B, L, dim]`." }
+    1 { weight: tensor, Weight, "weight", "Weights, `[W, dim]`; that of the row itself is the last." }
+    1 { bias: tensor, Bias, "bias", "What is added to each sum, `[dim]`; null is nothing." }
+    1 { conv_states: inout, ConvStates, "convStates", "The pool of lines, `[lines, C, dim]`." }
+    1 { query_start_loc: tensor, QueryStartLoc, "queryStartLoc",
+        "Number of each sequence's first row, and of all rows at the end, `[B + 1]`. Null where every sequence \
+         has L rows, in mode 1 also one row of `[T, dim]`." }
+    1 { cache_indices: tensor, CacheIndices, "cacheIndices",
+        "The line of each sequence, `[B]`, or the first of each row, `[B, n]`; null is its own number." }
+    1 { initial_state_mode: tensor, InitialStateMode, "initialStateMode",
+        "Whether each sequence goes on from its line, `[B]`, in mode 0; null is from zeros." }
+    1 { num_accepted_tokens: tensor, NumAcceptedTokens, "numAcceptedTokens",
+        "Rows of each sequence's last step that it goes on behind, `[B]`, in mode 1 of width 4." }
+    1 { activation_mode: int = 0, ActivationMode, "activationMode", "1 is SiLU behind the sum, 0 none." }
+    1 { pad_slot_id: int = -1, PadSlotId, "padSlotId", "The line of a sequence that is left out." }
+    1 { run_mode: int = 0, RunMode, "runMode",
+        "0: a sequence goes on from its line where `initial_state_mode` says so. 1: each does." }
+    1 { y: output, Y, "y", "The convolved rows, with the shape of `x`." }
 }
-
-causal_conv1d_arguments! { declare_arguments { "CausalConv1d", #[derive(Copy)] CausalConvCall } }
 
 versions! {
     /// The version of CausalConv1d.

@@ -4,15 +4,15 @@
 
 use crate::attention_problem::TensorRole;
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
+/// Passes the tokens `$with`, in braces, and then the table of arguments to the macro `$then`;
+/// [`operator`](crate::operator) describes the table's form.
 ///
 /// Source: aclnnFlashAttentionScore V1 to V4, parameter tables.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! flash_attention_score_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
+    ($($then:ident)::+ { $($with:tt)* }) => {
+        $($then)::+! { { $($with)* }
             1 { query: tensor, Query, "query", "Queries, in the order of `input_layout`." }
             1 { key: tensor, Key, "key", "Keys." }
             1 { value: tensor, Value, "value", "Values." }

@@ -15,18 +15,10 @@ impl Version {
     /// The entry point's parameters, in its own order.
     pub const fn parameters(self) -> &'static [Parameter] {
         match self {
-            Version::V1 => {
-                flash_attention_score_arguments! { arguments_of_version { 1 listed {} } }
-            }
-            Version::V2 => {
-                flash_attention_score_arguments! { arguments_of_version { 2 listed {} } }
-            }
-            Version::V3 => {
-                flash_attention_score_arguments! { arguments_of_version { 3 listed {} } }
-            }
-            Version::V4 => {
-                flash_attention_score_arguments! { arguments_of_version { 4 listed {} } }
-            }
+            Version::V1 => flash_attention_score_arguments! { arguments_of_version { 1 listed {} } },
+            Version::V2 => flash_attention_score_arguments! { arguments_of_version { 2 listed {} } },
+            Version::V3 => flash_attention_score_arguments! { arguments_of_version { 3 listed {} } },
+            Version::V4 => flash_attention_score_arguments! { arguments_of_version { 4 listed {} } },
             Version::VarLenV1 => flash_attention_var_len_score_arguments! { 1 listed {} },
             Version::VarLenV2 => flash_attention_var_len_score_arguments! { 2 listed {} },
             Version::VarLenV3 => flash_attention_var_len_score_arguments! { 3 listed {} },

@@ -5,17 +5,35 @@
 //! / block_size`. [`GatherCall`] checks shapes and attributes; the contents of table, lengths and offsets are checked
 //! by [`GatherProblem::sources`].
 
-mod arguments;
 mod problem;
 pub mod rules;
 
-pub use arguments::{Argument, Arguments, GatherCall, Parameter};
 pub use problem::{GatherProblem, Source};
 
 use crate::Cann::V8_5;
-use crate::contract::{CallContract, contents_checked_for, described_by, each_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Dims, TensorDesc};
+
+declare_operator! {
+    /// Source: aclnnGatherPaKvCache, parameter table.
+    gather_pa_kv_cache_arguments, "GatherPaKvCache", #[derive(Copy)] GatherCall<'a>;
+    1 { key_cache: tensor, KeyCache, "keyCache",
+        "Cache of the keys: `[blocks, block size, N, D]`; with `PA_NZ` `[blocks, N * D / c, block size, c]`, \
+         where `c` elements are 32 bytes." }
+    1 { value_cache: tensor, ValueCache, "valueCache", "Cache of the values, as that of the keys." }
+    1 { block_tables: tensor, BlockTables, "blockTables", "The blocks of each sequence, `[B, M]`." }
+    1 { seq_lens: tensor, SeqLens, "seqLens",
+        "Tokens of each sequence, `[B]`; or where each begins, and the end of the last, `[B + 1]`." }
+    1 { key: inout, Key, "keyRef", "Keys of all sequences, `[tokens, N, D]`; with `PA_NZ` `[tokens, N * D]`." }
+    1 { value: inout, Value, "valueRef", "Values of all sequences, as the keys." }
+    1 { seq_offset: tensor, SeqOffset, "seqOffset",
+        "Tokens before the first of each sequence, `[B]`: whole blocks of them are passed over." }
+    1 { cache_mode: optional_text, CacheMode, "cacheMode",
+        "Order of the caches: `Norm` (also null or empty) or `PA_NZ`." }
+    1 { is_seq_lens_cumsum: flag = false, IsSeqLensCumsum, "isSeqLensCumsum",
+        "Whether `seqLens` says where sequences begin." }
+}
 
 versions! {
     /// The version of GatherPaKvCache.
@@ -29,19 +47,7 @@ versions! {
 described_by! { GatherPaKvCache, rules::RULES }
 
 impl CallContract for GatherPaKvCache {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        _: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        let problem = call.check(target.soc)?;
-        each_lint(|allowed| call.lint(&problem, target.soc, allowed), report);
-        Ok(())
-    }
+    checked_for! { target.soc }
 
     fn imply_outputs(arguments: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>) {
         let rows = |cache: Option<TensorDesc>, name: &str| {

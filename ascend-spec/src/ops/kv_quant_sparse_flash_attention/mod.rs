@@ -14,58 +14,45 @@ use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::{Dims, TensorDesc};
 use std::ops::Range;
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnKvQuantSparseFlashAttention, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! kv_quant_sparse_flash_attention_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { query: tensor, Query, "query",
-                "Queries, 512 elements and then 64 rotary ones, `[B, S1, N1, 576]` or `[T1, N1, 576]`." }
-            1 { key: tensor, Key, "key",
-                "Rows of 656 bytes, which are keys and values, with one head: `[B, S2, 1, 656]`, `[T2, 1, 656]` or \
-                 `[blocks, block size, 1, 656]`." }
-            1 { value: tensor, Value, "value", "The same tensor as `key`." }
-            1 { sparse_indices: tensor, SparseIndices, "sparseIndices",
-                "The blocks that each row reads, by their number in its sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 \
-                 after the last." }
-            1 { key_dequant_scale: tensor, KeyDequantScale, "keyDequantScale",
-                "Reserved: null. Rows have their scales." }
-            1 { value_dequant_scale: tensor, ValueDequantScale, "valueDequantScale",
-                "Reserved: null. Rows have their scales." }
-            1 { block_table: tensor, BlockTable, "blockTable",
-                "The blocks of each sequence in a paged cache, `[B, M]`." }
-            1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
-                "Query rows of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
-            1 { actual_seq_lengths_kv: tensor, ActualSeqLengthsKv, "actualSeqLengthsKv",
-                "Keys of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
-            1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores." }
-            1 { key_quant_mode: int = 2, KeyQuantMode, "keyQuantMode", "2: a scale for each tile of a row." }
-            1 { value_quant_mode: int = 2, ValueQuantMode, "valueQuantMode", "2: a scale for each tile of a row." }
-            1 { sparse_block_size: int = 1, SparseBlockSize, "sparseBlockSize", "Keys of a block of `sparseIndices`." }
-            1 { layout_query: text = "BSND", LayoutQuery, "layoutQuery", "Axes of `query`: `BSND` or `TND`." }
-            1 { layout_kv: text = "BSND", LayoutKv, "layoutKv", "Axes of `key`: as those of `query`, or `PA_BSND`." }
-            1 { sparse_mode: int = 3, SparseMode, "sparseMode",
-                "0: a row may read all keys; 3: those up to its own position, counted from the end." }
-            1 { pre_tokens: int = i64::MAX, PreTokens, "preTokens", "Reserved: the largest number." }
-            1 { next_tokens: int = i64::MAX, NextTokens, "nextTokens", "Reserved: the largest number." }
-            1 { attention_mode: int = 2, AttentionMode, "attentionMode", "2: latent attention in its absorbed form." }
-            1 { quant_scale_repo_mode: int = 1, QuantScaleRepoMode, "quantScaleRepoMode",
-                "1: scales are in the rows of `key`." }
-            1 { tile_size: int = 128, TileSize, "tileSize", "Elements of a row with one scale: 128." }
-            1 { rope_head_dim: int = 64, RopeHeadDim, "ropeHeadDim", "Elements of a rotary part: 64." }
-            1 { attention_out: output, AttentionOut, "attentionOut",
-                "Attention, `[B, S1, N1, 512]` or `[T1, N1, 512]` in the dtype of `query`." }
-        }
-    };
-}
-
-kv_quant_sparse_flash_attention_arguments! {
-    declare_arguments { "KvQuantSparseFlashAttention", #[derive(Copy)] QuantSparseFlashCall<'a> }
+declare_operator! {
+    /// Source: aclnnKvQuantSparseFlashAttention, parameter table.
+    kv_quant_sparse_flash_attention_arguments, "KvQuantSparseFlashAttention", #[derive(Copy)] QuantSparseFlashCall<'a>;
+    1 { query: tensor, Query, "query",
+        "Queries, 512 elements and then 64 rotary ones, `[B, S1, N1, 576]` or `[T1, N1, 576]`." }
+    1 { key: tensor, Key, "key",
+        "Rows of 656 bytes, which are keys and values, with one head: `[B, S2, 1, 656]`, `[T2, 1, 656]` or \
+         `[blocks, block size, 1, 656]`." }
+    1 { value: tensor, Value, "value", "The same tensor as `key`." }
+    1 { sparse_indices: tensor, SparseIndices, "sparseIndices",
+        "The blocks that each row reads, by their number in its sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 \
+         after the last." }
+    1 { key_dequant_scale: tensor, KeyDequantScale, "keyDequantScale",
+        "Reserved: null. Rows have their scales." }
+    1 { value_dequant_scale: tensor, ValueDequantScale, "valueDequantScale",
+        "Reserved: null. Rows have their scales." }
+    1 { block_table: tensor, BlockTable, "blockTable",
+        "The blocks of each sequence in a paged cache, `[B, M]`." }
+    1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
+        "Query rows of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
+    1 { actual_seq_lengths_kv: tensor, ActualSeqLengthsKv, "actualSeqLengthsKv",
+        "Keys of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
+    1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores." }
+    1 { key_quant_mode: int = 2, KeyQuantMode, "keyQuantMode", "2: a scale for each tile of a row." }
+    1 { value_quant_mode: int = 2, ValueQuantMode, "valueQuantMode", "2: a scale for each tile of a row." }
+    1 { sparse_block_size: int = 1, SparseBlockSize, "sparseBlockSize", "Keys of a block of `sparseIndices`." }
+    1 { layout_query: text = "BSND", LayoutQuery, "layoutQuery", "Axes of `query`: `BSND` or `TND`." }
+    1 { layout_kv: text = "BSND", LayoutKv, "layoutKv", "Axes of `key`: as those of `query`, or `PA_BSND`." }
+    1 { sparse_mode: int = 3, SparseMode, "sparseMode",
+        "0: a row may read all keys; 3: those up to its own position, counted from the end." }
+    1 { pre_tokens: int = i64::MAX, PreTokens, "preTokens", "Reserved: the largest number." }
+    1 { next_tokens: int = i64::MAX, NextTokens, "nextTokens", "Reserved: the largest number." }
+    1 { attention_mode: int = 2, AttentionMode, "attentionMode", "2: latent attention in its absorbed form." }
+    1 { quant_scale_repo_mode: int = 1, QuantScaleRepoMode, "quantScaleRepoMode",
+        "1: scales are in the rows of `key`." }
+    1 { tile_size: int = 128, TileSize, "tileSize", "Elements of a row with one scale: 128." }
+    1 { rope_head_dim: int = 64, RopeHeadDim, "ropeHeadDim", "Elements of a rotary part: 64." }
+    1 { attention_out: output, AttentionOut, "attentionOut",
+        "Attention, `[B, S1, N1, 512]` or `[T1, N1, 512]` in the dtype of `query`." }
 }
 
 versions! {

@@ -9,7 +9,7 @@ use crate::ops::sparse_flash_attention::{
     POWERS, SparseFlashProblem, heads_fix, largest_divisor, latent_rules, resolved_problem,
 };
 use crate::ops::sparse_sequences::{SequenceTensors, SparseSequences, shaped};
-use crate::rule::{lint, require, rules};
+use crate::rule::{lint, rules};
 use crate::{DType, Target, TensorDesc, Violation};
 
 latent_rules! {
@@ -81,12 +81,7 @@ impl QuantSparseFlashCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<SparseFlashProblem, Violation> {
-        require!(
-            Version::V1.runs_on(target),
-            PRODUCT,
-            target,
-            "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.0 or newer",
-        );
+        PRODUCT.runs(Version::V1.info(), target)?;
         let query = REQUIRED.requires(self.query, "query")?;
         let key = REQUIRED.requires(self.key, "key")?;
         REQUIRED.requires(self.value, "value")?;
@@ -94,8 +89,7 @@ impl QuantSparseFlashCall<'_> {
         let out = REQUIRED.requires(self.attention_out, "attentionOut")?;
         let given = Given { query, key, indices, out };
         self.dtypes(&given, target)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let resolved = |sequences| {
             let tensors = [&given.query, &given.indices];
             resolved_problem(sequences, tensors, self.sparse_block_size, self.scale)
@@ -174,19 +168,17 @@ impl QuantSparseFlashCall<'_> {
         };
         DTYPE.takes(Named("query", own), of_query)?;
         DTYPE.takes(Named("key", given.key.dtype), of_rows)?;
-        for (argument, desc) in self.each_tensor() {
-            let dtype = match argument.parameter {
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
                 Parameter::Value => given.key.dtype,
                 Parameter::AttentionOut => own,
                 Parameter::SparseIndices
                 | Parameter::BlockTable
                 | Parameter::ActualSeqLengthsQuery
                 | Parameter::ActualSeqLengthsKv => Int32,
-                _ => continue,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
-        }
-        Ok(())
+                _ => return None,
+            })
+        })
     }
 
     fn judge_values(&self, target: Target) -> Checked {

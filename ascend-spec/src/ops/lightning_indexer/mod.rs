@@ -15,46 +15,35 @@ use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::{Dims, TensorDesc};
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnLightningIndexer, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! lightning_indexer_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { query: tensor, Query, "query", "Queries of the indexer, `[B, S1, N1, 128]` or `[T1, N1, 128]`." }
-            1 { key: tensor, Key, "key",
-                "Keys of the indexer, with one head: `[B, S2, 1, 128]`, `[T2, 1, 128]` or \
-                 `[blocks, block size, 1, 128]`." }
-            1 { weights: tensor, Weights, "weights",
-                "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
-            1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
-                "Query rows of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
-            1 { actual_seq_lengths_key: tensor, ActualSeqLengthsKey, "actualSeqLengthsKey",
-                "Keys of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
-            1 { block_table: tensor, BlockTable, "blockTable",
-                "The blocks of each sequence in a paged cache, `[B, M]`." }
-            1 { layout_query: text = "BSND", LayoutQuery, "layoutQuery", "Axes of `query`: `BSND` or `TND`." }
-            1 { layout_key: text = "BSND", LayoutKey, "layoutKey", "Axes of `key`: as those of `query`, or `PA_BSND`." }
-            1 { sparse_count: int = 2048, SparseCount, "sparseCount", "Number of keys that a row gets." }
-            1 { sparse_mode: int = 3, SparseMode, "sparseMode",
-                "0: a row chooses among all keys; 3: among those up to its own position, counted from the end." }
-            1 { pre_tokens: int = i64::MAX, PreTokens, "preTokens", "Reserved: the largest number." }
-            1 { next_tokens: int = i64::MAX, NextTokens, "nextTokens", "Reserved: the largest number." }
-            1 { return_values: flag = false, ReturnValues, "returnValues", "Whether the scores are written as well." }
-            1 { sparse_indices: output, SparseIndices, "sparseIndices",
-                "Positions of the chosen keys in their sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 after the last." }
-            1 { sparse_values: output, SparseValues, "sparseValues",
-                "Their scores in the dtype of `query`; -inf where there is no key. Null or \
-                 empty without `returnValues`." }
-        }
-    };
+declare_operator! {
+    /// Source: aclnnLightningIndexer, parameter table.
+    lightning_indexer_arguments, "LightningIndexer", #[derive(Copy)] IndexerCall<'a>;
+    1 { query: tensor, Query, "query", "Queries of the indexer, `[B, S1, N1, 128]` or `[T1, N1, 128]`." }
+    1 { key: tensor, Key, "key",
+        "Keys of the indexer, with one head: `[B, S2, 1, 128]`, `[T2, 1, 128]` or \
+         `[blocks, block size, 1, 128]`." }
+    1 { weights: tensor, Weights, "weights",
+        "A weight for each head of each row, `[B, S1, N1]` or `[T1, N1]`." }
+    1 { actual_seq_lengths_query: tensor, ActualSeqLengthsQuery, "actualSeqLengthsQuery",
+        "Query rows of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
+    1 { actual_seq_lengths_key: tensor, ActualSeqLengthsKey, "actualSeqLengthsKey",
+        "Keys of each sequence, `[B]`; for TND the end of each. Null is the whole of BSND." }
+    1 { block_table: tensor, BlockTable, "blockTable",
+        "The blocks of each sequence in a paged cache, `[B, M]`." }
+    1 { layout_query: text = "BSND", LayoutQuery, "layoutQuery", "Axes of `query`: `BSND` or `TND`." }
+    1 { layout_key: text = "BSND", LayoutKey, "layoutKey", "Axes of `key`: as those of `query`, or `PA_BSND`." }
+    1 { sparse_count: int = 2048, SparseCount, "sparseCount", "Number of keys that a row gets." }
+    1 { sparse_mode: int = 3, SparseMode, "sparseMode",
+        "0: a row chooses among all keys; 3: among those up to its own position, counted from the end." }
+    1 { pre_tokens: int = i64::MAX, PreTokens, "preTokens", "Reserved: the largest number." }
+    1 { next_tokens: int = i64::MAX, NextTokens, "nextTokens", "Reserved: the largest number." }
+    1 { return_values: flag = false, ReturnValues, "returnValues", "Whether the scores are written as well." }
+    1 { sparse_indices: output, SparseIndices, "sparseIndices",
+        "Positions of the chosen keys in their sequence, `[B, S1, 1, K]` or `[T1, 1, K]`; -1 after the last." }
+    1 { sparse_values: output, SparseValues, "sparseValues",
+        "Their scores in the dtype of `query`; -inf where there is no key. Null or \
+         empty without `returnValues`." }
 }
-
-lightning_indexer_arguments! { declare_arguments { "LightningIndexer", #[derive(Copy)] IndexerCall<'a> } }
 
 versions! {
     /// The version of LightningIndexer.

@@ -110,12 +110,7 @@ impl IndexerCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<IndexerProblem, Violation> {
-        require!(
-            Version::V1.runs_on(target),
-            PRODUCT,
-            target,
-            "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.1 or newer",
-        );
+        PRODUCT.runs(Version::V1.info(), target)?;
         // The function of 8.5 asks for every tensor, used or not.
         let asks_for_all = target.cann < V9_0;
         let query = match asks_for_all {
@@ -132,8 +127,7 @@ impl IndexerCall<'_> {
             VALUES.requires(self.sparse_values, "sparseValues")?;
         }
         self.dtypes(query.dtype, &weights, target)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let layouts = SEQUENCES.layouts([self.layout_query, self.layout_key]);
         let values_room = self.sparse_values.map_or(0, |values| values.elements().unwrap_or(0));
         // A call whose outputs are all empty ends before the tiling looks at it.
@@ -227,21 +221,13 @@ impl IndexerCall<'_> {
             false => &[own, Float],
         };
         DTYPE.takes(Named("weights", weights.dtype), of_weights)?;
-        let same = [(self.key, Parameter::Key), (self.sparse_values, Parameter::SparseValues)];
-        let integers = [
-            (self.actual_seq_lengths_query, Parameter::ActualSeqLengthsQuery),
-            (self.actual_seq_lengths_key, Parameter::ActualSeqLengthsKey),
-            (self.block_table, Parameter::BlockTable),
-            (self.sparse_indices, Parameter::SparseIndices),
-        ];
-        let same = same.into_iter().map(|pair| (pair, own));
-        let integers = integers.into_iter().map(|pair| (pair, Int32));
-        for ((desc, parameter), dtype) in same.chain(integers) {
-            if let Some(desc) = desc {
-                DTYPE.takes(Named(parameter.acl_name(), desc.dtype), dtype)?;
-            }
-        }
-        Ok(())
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
+                Parameter::Query | Parameter::Weights => return None,
+                Parameter::Key | Parameter::SparseValues => own,
+                _ => Int32,
+            })
+        })
     }
 
     fn judge_values(&self, layout_key: TokenLayout, target: Target) -> Checked {

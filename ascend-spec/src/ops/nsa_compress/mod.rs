@@ -12,31 +12,20 @@ use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::{Dims, TensorDesc};
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnNsaCompress, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! nsa_compress_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { input: tensor, Input, "input", "Tokens of all sequences, one after the other, `[T, N, D]`." }
-            1 { weight: tensor, Weight, "weight", "A weight for each token of a block and each head, `[l, N]`." }
-            1 { act_seq_len: ints, ActSeqLen, "actSeqLen", "The end of each sequence: a running sum of lengths." }
-            1 { layout: text = "TND", Layout, "layout", "Axes of `input`: `TND`." }
-            1 { compress_block_size: int = 32, CompressBlockSize, "compressBlockSize", "Tokens of a block, l." }
-            1 { compress_stride: int = 16, CompressStride, "compressStride",
-                "Tokens from the beginning of a block to that of the next, d." }
-            1 { act_seq_len_type: int = 0, ActSeqLenType, "actSeqLenType", "0: `actSeqLen` has running sums." }
-            1 { output: output, Output, "output",
-                "A token for each block, `[blocks of all sequences, N, D]` in the dtype of `input`." }
-        }
-    };
+declare_operator! {
+    /// Source: aclnnNsaCompress, parameter table.
+    nsa_compress_arguments, "NsaCompress", #[derive(Copy)] NsaCompressCall<'a>;
+    1 { input: tensor, Input, "input", "Tokens of all sequences, one after the other, `[T, N, D]`." }
+    1 { weight: tensor, Weight, "weight", "A weight for each token of a block and each head, `[l, N]`." }
+    1 { act_seq_len: ints, ActSeqLen, "actSeqLen", "The end of each sequence: a running sum of lengths." }
+    1 { layout: text = "TND", Layout, "layout", "Axes of `input`: `TND`." }
+    1 { compress_block_size: int = 32, CompressBlockSize, "compressBlockSize", "Tokens of a block, l." }
+    1 { compress_stride: int = 16, CompressStride, "compressStride",
+        "Tokens from the beginning of a block to that of the next, d." }
+    1 { act_seq_len_type: int = 0, ActSeqLenType, "actSeqLenType", "0: `actSeqLen` has running sums." }
+    1 { output: output, Output, "output",
+        "A token for each block, `[blocks of all sequences, N, D]` in the dtype of `input`." }
 }
-
-nsa_compress_arguments! { declare_arguments { "NsaCompress", #[derive(Copy)] NsaCompressCall<'a> } }
 
 versions! {
     /// The version of NsaCompress.

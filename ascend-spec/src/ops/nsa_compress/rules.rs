@@ -5,7 +5,7 @@ use crate::DType::{Bf16, Float16};
 use crate::allowed::{Axis, Named, Outcome, Shapes};
 use crate::contract::first_lint;
 use crate::ops::native_sparse::{Compression, compression_rules};
-use crate::rule::{require, rules};
+use crate::rule::rules;
 use crate::{Change, Target, TensorDesc, Violation};
 
 compression_rules! {
@@ -37,17 +37,14 @@ impl NsaCompressCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<NsaCompressProblem, Violation> {
-        require!(Version::V1.runs_on(target), PRODUCT, target, "Atlas A2 and A3 with 8.5 or newer");
+        PRODUCT.runs(Version::V1.info(), target)?;
         let input = REQUIRED.requires(self.input, "input")?;
         let weight = REQUIRED.requires(self.weight, "weight")?;
         REQUIRED.requires(self.act_seq_len, "actSeqLen")?;
         let output = REQUIRED.requires(self.output, "output")?;
         DTYPE.takes(Named("input", input.dtype), [Float16, Bf16])?;
-        for (argument, desc) in self.each_tensor() {
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), input.dtype)?;
-        }
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        DTYPE.dtypes(self, |_| Some(input.dtype))?;
+        FORMAT.formats(self)?;
         LAYOUT.takes(self.layout, "TND").fix(|| Change::set(Parameter::Layout, "TND"))?;
         INPUT.takes(input.shape, Shapes(&[&[Axis::Any, Axis::From(1), Axis::From(1)]]))?;
         let &[tokens, heads, dim] = &input.shape[..] else {

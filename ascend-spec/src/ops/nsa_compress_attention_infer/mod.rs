@@ -17,52 +17,39 @@ use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::{Dims, TensorDesc};
 use std::ops::Range;
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnNsaCompressAttentionInfer, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! nsa_compress_attention_infer_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { query: tensor, Query, "query", "Queries, `[T, N1, D]` or `[B, S, N1, D]`." }
-            1 { key: tensor, Key, "key", "Cache of compressed keys, `[blocks, page, N2 * D]`." }
-            1 { value: tensor, Value, "value", "Cache of compressed values, `[blocks, page, N2 * Dv]`." }
-            1 { attention_mask: tensor, AttentionMask, "attentionMask", "Not looked at here: null." }
-            1 { block_table: tensor, BlockTable, "blockTable", "The blocks of each sequence in the cache, `[B, M]`." }
-            1 { actual_q_seq_len: ints, ActualQSeqLen, "actualQSeqLen",
-                "Query rows of each sequence, also in TND; null is one row, or all of BSND." }
-            1 { actual_cmp_kv_seq_len: ints, ActualCmpKvSeqLen, "actualCmpKvSeqLen",
-                "Compressed tokens of each sequence." }
-            1 { actual_sel_kv_seq_len: ints, ActualSelKvSeqLen, "actualSelKvSeqLen",
-                "Original tokens of each sequence: rows do not see compressed tokens that reach behind their \
-                 position." }
-            1 { top_k_mask: tensor, TopKMask, "topKMask", "Reserved: null." }
-            1 { num_heads: int = 1, NumHeads, "numHeads", "Heads of `query`, N1." }
-            1 { num_key_value_heads: int = 1, NumKeyValueHeads, "numKeyValueHeads", "Heads of the cache, N2." }
-            1 { select_block_size: int = 64, SelectBlockSize, "selectBlockSize", "Tokens of a selected block, l'." }
-            1 { select_block_count: int = 16, SelectBlockCount, "selectBlockCount",
-                "Blocks that are selected for each row and key head." }
-            1 { compress_block_size: int = 32, CompressBlockSize, "compressBlockSize",
-                "Tokens of which one compressed token is made, l." }
-            1 { compress_block_stride: int = 16, CompressBlockStride, "compressBlockStride",
-                "Tokens from the first of a compressed token to that of the next, d." }
-            1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores." }
-            1 { layout: text = "TND", Layout, "layout", "Axes of `query`: `TND` or `BSND`." }
-            1 { page_block_size: int = 128, PageBlockSize, "pageBlockSize", "Tokens of a block of the cache." }
-            1 { sparse_mode: int = 0, SparseMode, "sparseMode", "0: no mask is given." }
-            1 { output: output, Output, "output", "Attention, in the shape of `query` with the elements of a value." }
-            1 { top_k_output: output, TopKOutput, "topKOutput",
-                "The selected blocks of each row and key head, `[T, N2, selectBlockCount]` or \
-                 `[B, S, N2, selectBlockCount]`." }
-        }
-    };
-}
-
-nsa_compress_attention_infer_arguments! {
-    declare_arguments { "NsaCompressAttentionInfer", #[derive(Copy)] NsaCompressAttentionCall<'a> }
+declare_operator! {
+    /// Source: aclnnNsaCompressAttentionInfer, parameter table.
+    nsa_compress_attention_infer_arguments, "NsaCompressAttentionInfer", #[derive(Copy)] NsaCompressAttentionCall<'a>;
+    1 { query: tensor, Query, "query", "Queries, `[T, N1, D]` or `[B, S, N1, D]`." }
+    1 { key: tensor, Key, "key", "Cache of compressed keys, `[blocks, page, N2 * D]`." }
+    1 { value: tensor, Value, "value", "Cache of compressed values, `[blocks, page, N2 * Dv]`." }
+    1 { attention_mask: tensor, AttentionMask, "attentionMask", "Not looked at here: null." }
+    1 { block_table: tensor, BlockTable, "blockTable", "The blocks of each sequence in the cache, `[B, M]`." }
+    1 { actual_q_seq_len: ints, ActualQSeqLen, "actualQSeqLen",
+        "Query rows of each sequence, also in TND; null is one row, or all of BSND." }
+    1 { actual_cmp_kv_seq_len: ints, ActualCmpKvSeqLen, "actualCmpKvSeqLen",
+        "Compressed tokens of each sequence." }
+    1 { actual_sel_kv_seq_len: ints, ActualSelKvSeqLen, "actualSelKvSeqLen",
+        "Original tokens of each sequence: rows do not see compressed tokens that reach behind their \
+         position." }
+    1 { top_k_mask: tensor, TopKMask, "topKMask", "Reserved: null." }
+    1 { num_heads: int = 1, NumHeads, "numHeads", "Heads of `query`, N1." }
+    1 { num_key_value_heads: int = 1, NumKeyValueHeads, "numKeyValueHeads", "Heads of the cache, N2." }
+    1 { select_block_size: int = 64, SelectBlockSize, "selectBlockSize", "Tokens of a selected block, l'." }
+    1 { select_block_count: int = 16, SelectBlockCount, "selectBlockCount",
+        "Blocks that are selected for each row and key head." }
+    1 { compress_block_size: int = 32, CompressBlockSize, "compressBlockSize",
+        "Tokens of which one compressed token is made, l." }
+    1 { compress_block_stride: int = 16, CompressBlockStride, "compressBlockStride",
+        "Tokens from the first of a compressed token to that of the next, d." }
+    1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores." }
+    1 { layout: text = "TND", Layout, "layout", "Axes of `query`: `TND` or `BSND`." }
+    1 { page_block_size: int = 128, PageBlockSize, "pageBlockSize", "Tokens of a block of the cache." }
+    1 { sparse_mode: int = 0, SparseMode, "sparseMode", "0: no mask is given." }
+    1 { output: output, Output, "output", "Attention, in the shape of `query` with the elements of a value." }
+    1 { top_k_output: output, TopKOutput, "topKOutput",
+        "The selected blocks of each row and key head, `[T, N2, selectBlockCount]` or \
+         `[B, S, N2, selectBlockCount]`." }
 }
 
 versions! {

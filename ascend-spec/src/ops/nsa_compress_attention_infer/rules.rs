@@ -5,7 +5,7 @@ use crate::DType::{Bf16, Float16, Int32};
 use crate::allowed::{Checked, DivisorsOf, Multiples, MultiplesOf, Named, Noted, Outcome};
 use crate::contract::first_lint;
 use crate::ops::native_sparse::{Compression, NsaAttention, NsaTensors, nsa_attention_rules};
-use crate::rule::{lint, require, rules};
+use crate::rule::{lint, rules};
 use crate::{Target, Violation};
 
 nsa_attention_rules! {
@@ -80,7 +80,7 @@ impl NsaCompressAttentionCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<NsaCompressAttentionProblem, Violation> {
-        require!(Version::V1.runs_on(target), PRODUCT, target, "Atlas A2 and A3 with 8.5 or newer");
+        PRODUCT.runs(Version::V1.info(), target)?;
         let tensors = self.required()?;
         self.entry(&tensors)?;
         let compression = Compression { block: 1, stride: 1 };
@@ -145,16 +145,14 @@ impl NsaCompressAttentionCall<'_> {
     /// What the entry point looks at.
     fn entry(&self, tensors: &NsaTensors<'_>) -> Checked {
         DTYPE.takes(Named("query", tensors.query.dtype), [Float16, Bf16])?;
-        for (argument, desc) in self.each_tensor() {
-            let dtype = match argument.parameter {
-                Parameter::AttentionMask | Parameter::TopKMask => continue,
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
+                Parameter::AttentionMask | Parameter::TopKMask => return None,
                 Parameter::BlockTable | Parameter::TopKOutput => Int32,
                 _ => tensors.query.dtype,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
-        }
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)
+            })
+        })?;
+        FORMAT.formats(self)
     }
 
     /// Checks the sizes of blocks that are compressed and selected.

@@ -15,37 +15,24 @@ use crate::operator::{OperatorVersion, WalkedTensors, versions};
 use crate::{Dims, TensorDesc};
 use std::fmt;
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnNsaCompressWithCache, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! nsa_compress_with_cache_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { input: tensor, Input, "input",
-                "Tokens: those of a paged cache, `[blocks, page, N, D]`, or of all sequences, `[T, N, D]`." }
-            1 { weight: tensor, Weight, "weight", "A weight for each token of a block and each head, `[l, N]`." }
-            1 { slot_mapping: tensor, SlotMapping, "slotMapping",
-                "The token of `outputCache` that each sequence writes, `[B]`; read where a sequence has a new block." }
-            1 { act_seq_len: ints, ActSeqLen, "actSeqLen", "Tokens of each sequence." }
-            1 { block_table: tensor, BlockTable, "blockTable",
-                "The blocks of each sequence in a paged cache, `[B, M]`; null for tokens one after the other." }
-            1 { layout: optional_text, Layout, "layout", "Axes of `input` that is not paged: `TND` (also null)." }
-            1 { compress_block_size: int = 32, CompressBlockSize, "compressBlockSize", "Tokens of a block, l." }
-            1 { compress_stride: int = 16, CompressStride, "compressStride",
-                "Tokens from the beginning of a block to that of the next, d." }
-            1 { act_seq_len_type: int = 1, ActSeqLenType, "actSeqLenType", "1: `actSeqLen` has lengths." }
-            1 { page_block_size: int = 128, PageBlockSize, "pageBlockSize", "Tokens of a block of a paged cache." }
-            1 { output_cache: inout, OutputCache, "outputCache", "Compressed tokens, `[slots, N, D]`." }
-        }
-    };
-}
-
-nsa_compress_with_cache_arguments! {
-    declare_arguments { "NsaCompressWithCache", #[derive(Copy)] NsaCompressCacheCall<'a> }
+declare_operator! {
+    /// Source: aclnnNsaCompressWithCache, parameter table.
+    nsa_compress_with_cache_arguments, "NsaCompressWithCache", #[derive(Copy)] NsaCompressCacheCall<'a>;
+    1 { input: tensor, Input, "input",
+        "Tokens: those of a paged cache, `[blocks, page, N, D]`, or of all sequences, `[T, N, D]`." }
+    1 { weight: tensor, Weight, "weight", "A weight for each token of a block and each head, `[l, N]`." }
+    1 { slot_mapping: tensor, SlotMapping, "slotMapping",
+        "The token of `outputCache` that each sequence writes, `[B]`; read where a sequence has a new block." }
+    1 { act_seq_len: ints, ActSeqLen, "actSeqLen", "Tokens of each sequence." }
+    1 { block_table: tensor, BlockTable, "blockTable",
+        "The blocks of each sequence in a paged cache, `[B, M]`; null for tokens one after the other." }
+    1 { layout: optional_text, Layout, "layout", "Axes of `input` that is not paged: `TND` (also null)." }
+    1 { compress_block_size: int = 32, CompressBlockSize, "compressBlockSize", "Tokens of a block, l." }
+    1 { compress_stride: int = 16, CompressStride, "compressStride",
+        "Tokens from the beginning of a block to that of the next, d." }
+    1 { act_seq_len_type: int = 1, ActSeqLenType, "actSeqLenType", "1: `actSeqLen` has lengths." }
+    1 { page_block_size: int = 128, PageBlockSize, "pageBlockSize", "Tokens of a block of a paged cache." }
+    1 { output_cache: inout, OutputCache, "outputCache", "Compressed tokens, `[slots, N, D]`." }
 }
 
 versions! {

@@ -6,7 +6,7 @@ use crate::allowed::{Allowed, Axis, Checked, Named, Noted, Outcome, Shapes};
 use crate::contract::first_lint;
 use crate::ops::native_sparse::compression_rules;
 use crate::ops::sparse_sequences::{Room, SparseSequences, TokenLayout};
-use crate::rule::{lint, require, rules};
+use crate::rule::{lint, rules};
 use crate::{Change, DType, Target, TensorDesc, Violation};
 
 compression_rules! {
@@ -60,7 +60,7 @@ impl NsaCompressCacheCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<NsaCompressCacheProblem, Violation> {
-        require!(Version::V1.runs_on(target), PRODUCT, target, "Atlas A2 and A3 with 8.5 or newer");
+        PRODUCT.runs(Version::V1.info(), target)?;
         let input = REQUIRED.requires(self.input, "input")?;
         let weight = REQUIRED.requires(self.weight, "weight")?;
         let slots = REQUIRED.requires(self.slot_mapping, "slotMapping")?;
@@ -134,15 +134,13 @@ impl NsaCompressCacheCall<'_> {
     /// What the entry point looks at.
     fn entry(&self, own: DType) -> Checked {
         DTYPE.takes(Named("input", own), [Float16, Bf16])?;
-        for (argument, desc) in self.each_tensor() {
-            let dtype = match argument.parameter {
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
                 Parameter::SlotMapping | Parameter::BlockTable => Int32,
                 _ => own,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
-        }
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+            })
+        })?;
+        FORMAT.formats(self)?;
         for (argument, desc) in self.each_tensor() {
             let elements = desc.elements().unwrap_or(0);
             EMPTY.takes(Named(format_args!("elements of {}:", argument.acl_name()), elements), 1..)?;

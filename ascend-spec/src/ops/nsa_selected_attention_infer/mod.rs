@@ -15,45 +15,32 @@ use crate::{Dims, TensorDesc};
 use std::fmt;
 use std::ops::Range;
 
-/// Passes the tokens `$with` and then the table of arguments to the macro `$then`; [`operator`](crate::operator)
-/// describes the table's form.
-///
-/// Source: aclnnNsaSelectedAttentionInfer, parameter table.
-#[doc(hidden)]
-#[macro_export]
-#[rustfmt::skip]
-macro_rules! nsa_selected_attention_infer_arguments {
-    ($then:ident $with:tt) => {
-        $then! { $with
-            1 { query: tensor, Query, "query",
-                "Queries, `[B, S, N1 * 192]`, `[B, S, N1, 192]` or `[T, N1, 192]`." }
-            1 { key: tensor, Key, "key",
-                "Cache of keys, `[blocks, page, N2 * 192]` or `[blocks, page, N2, 192]`." }
-            1 { value: tensor, Value, "value",
-                "Cache of values, `[blocks, page, N2 * 128]` or `[blocks, page, N2, 128]`." }
-            1 { topk_indices: tensor, TopkIndices, "topkIndices",
-                "The blocks that each row attends to, for each key head, by their number in its sequence: \
-                 `[B, S, N2, selectBlockCount]` or `[T, N2, selectBlockCount]`; below 0 is none." }
-            1 { atten_mask: tensor, AttenMask, "attenMask", "Not looked at: null." }
-            1 { block_table: tensor, BlockTable, "blockTable", "The blocks of each sequence in the cache, `[B, M]`." }
-            1 { actual_q_seq_len: ints, ActualQSeqLen, "actualQSeqLen", "Query rows of each sequence, also in TND." }
-            1 { actual_kv_seq_len: ints, ActualKvSeqLen, "actualKvSeqLen", "Tokens of each sequence." }
-            1 { layout: optional_text, Layout, "layout", "Axes of `query`: `BSH`, `BSND` or `TND`." }
-            1 { num_heads: int = 1, NumHeads, "numHeads", "Heads of `query`, N1." }
-            1 { num_key_value_heads: int = 1, NumKeyValueHeads, "numKeyValueHeads", "Heads of the cache, N2." }
-            1 { select_block_size: int = 64, SelectBlockSize, "selectBlockSize", "Tokens of a selected block, l'." }
-            1 { select_block_count: int = 16, SelectBlockCount, "selectBlockCount",
-                "Blocks of each row and key head in `topkIndices`." }
-            1 { page_block_size: int = 128, PageBlockSize, "pageBlockSize", "Tokens of a block of the cache." }
-            1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores." }
-            1 { sparse_mode: int = 0, SparseMode, "sparseMode", "0: no mask is given." }
-            1 { output: output, Output, "output", "Attention, in the shape of `query` with the elements of a value." }
-        }
-    };
-}
-
-nsa_selected_attention_infer_arguments! {
-    declare_arguments { "NsaSelectedAttentionInfer", #[derive(Copy)] NsaSelectedCall<'a> }
+declare_operator! {
+    /// Source: aclnnNsaSelectedAttentionInfer, parameter table.
+    nsa_selected_attention_infer_arguments, "NsaSelectedAttentionInfer", #[derive(Copy)] NsaSelectedCall<'a>;
+    1 { query: tensor, Query, "query",
+        "Queries, `[B, S, N1 * 192]`, `[B, S, N1, 192]` or `[T, N1, 192]`." }
+    1 { key: tensor, Key, "key",
+        "Cache of keys, `[blocks, page, N2 * 192]` or `[blocks, page, N2, 192]`." }
+    1 { value: tensor, Value, "value",
+        "Cache of values, `[blocks, page, N2 * 128]` or `[blocks, page, N2, 128]`." }
+    1 { topk_indices: tensor, TopkIndices, "topkIndices",
+        "The blocks that each row attends to, for each key head, by their number in its sequence: \
+         `[B, S, N2, selectBlockCount]` or `[T, N2, selectBlockCount]`; below 0 is none." }
+    1 { atten_mask: tensor, AttenMask, "attenMask", "Not looked at: null." }
+    1 { block_table: tensor, BlockTable, "blockTable", "The blocks of each sequence in the cache, `[B, M]`." }
+    1 { actual_q_seq_len: ints, ActualQSeqLen, "actualQSeqLen", "Query rows of each sequence, also in TND." }
+    1 { actual_kv_seq_len: ints, ActualKvSeqLen, "actualKvSeqLen", "Tokens of each sequence." }
+    1 { layout: optional_text, Layout, "layout", "Axes of `query`: `BSH`, `BSND` or `TND`." }
+    1 { num_heads: int = 1, NumHeads, "numHeads", "Heads of `query`, N1." }
+    1 { num_key_value_heads: int = 1, NumKeyValueHeads, "numKeyValueHeads", "Heads of the cache, N2." }
+    1 { select_block_size: int = 64, SelectBlockSize, "selectBlockSize", "Tokens of a selected block, l'." }
+    1 { select_block_count: int = 16, SelectBlockCount, "selectBlockCount",
+        "Blocks of each row and key head in `topkIndices`." }
+    1 { page_block_size: int = 128, PageBlockSize, "pageBlockSize", "Tokens of a block of the cache." }
+    1 { scale: float = 1.0, Scale, "scaleValue", "Factor of the scores." }
+    1 { sparse_mode: int = 0, SparseMode, "sparseMode", "0: no mask is given." }
+    1 { output: output, Output, "output", "Attention, in the shape of `query` with the elements of a value." }
 }
 
 versions! {

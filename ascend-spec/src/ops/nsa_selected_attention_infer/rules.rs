@@ -5,7 +5,7 @@ use crate::DType::{Bf16, Float16, Int32};
 use crate::allowed::{Checked, Multiples, Named, Noted, Outcome};
 use crate::contract::first_lint;
 use crate::ops::native_sparse::{NsaAttention, NsaTensors, nsa_attention_rules};
-use crate::rule::{require, rules};
+use crate::rule::rules;
 use crate::{Target, Violation};
 
 nsa_attention_rules! {
@@ -40,7 +40,7 @@ impl NsaSelectedCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<NsaSelectedProblem, Violation> {
-        require!(Version::V1.runs_on(target), PRODUCT, target, "Atlas A2 and A3 with 8.5 or newer");
+        PRODUCT.runs(Version::V1.info(), target)?;
         let tensors = self.required()?;
         self.entry(&tensors)?;
         // A call whose output is empty ends before the tiling looks at it.
@@ -106,15 +106,13 @@ impl NsaSelectedCall<'_> {
     /// What the entry point looks at.
     fn entry(&self, tensors: &NsaTensors<'_>) -> Checked {
         DTYPE.takes(Named("query", tensors.query.dtype), [Float16, Bf16])?;
-        for (argument, desc) in self.each_tensor() {
-            let dtype = match argument.parameter {
-                Parameter::AttenMask => continue,
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
+                Parameter::AttenMask => return None,
                 Parameter::BlockTable | Parameter::TopkIndices => Int32,
                 _ => tensors.query.dtype,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
-        }
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)
+            })
+        })?;
+        FORMAT.formats(self)
     }
 }

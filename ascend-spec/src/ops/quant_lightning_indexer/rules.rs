@@ -94,16 +94,10 @@ impl QuantIndexerCall<'_> {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<IndexerProblem, Violation> {
-        require!(
-            Version::V1.runs_on(target),
-            PRODUCT,
-            target,
-            "Atlas A2 and A3 with 8.5 or newer, Ascend 950 with 9.0 or newer",
-        );
+        PRODUCT.runs(Version::V1.info(), target)?;
         let given = self.required(target)?;
         self.dtypes(&given, target)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let resolved = |sequences, heads: i64| IndexerProblem {
             sequences,
             heads: usize::try_from(heads).unwrap_or(0),
@@ -187,16 +181,14 @@ impl QuantIndexerCall<'_> {
             Bf16 => Float,
             _ => Float16,
         };
-        for (argument, desc) in self.each_tensor() {
-            let dtype = match argument.parameter {
-                Parameter::Query | Parameter::Weights => continue,
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
+                Parameter::Query | Parameter::Weights => return None,
                 Parameter::Key => own,
                 Parameter::QueryDequantScale | Parameter::KeyDequantScale => of_scales,
                 _ => Int32,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
-        }
-        Ok(())
+            })
+        })
     }
 }
 

@@ -4,36 +4,44 @@
 //! Each part has the maximum and the sum of each row beside its attention, in the orders in which FlashAttentionScore
 //! writes them ([`SoftmaxOrder`]).
 
-mod arguments;
 mod merge;
 pub mod rules;
 
-pub use arguments::{Argument, Arguments, Parameter, RingUpdateCall};
 pub use merge::{Merged, Part, admits, admits_keyless, merge};
 
 use crate::Cann::{V8_1, V9_0};
-use crate::contract::{CallContract, described_by, each_lint};
+use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
 use crate::ops::flash_attention_score::{InputLayout, Sequence, SoftmaxOrder};
-use crate::{DType, Dims, Target, TensorDesc, Violation};
+use crate::{DType, Dims, TensorDesc};
 use std::ops::Range;
+
+declare_operator! {
+    /// Source: aclnnRingAttentionUpdate V1 and V2, parameter tables.
+    ring_attention_update_arguments, "RingAttentionUpdate", #[derive(Copy)] RingUpdateCall<'a>;
+    1 { prev_attn_out: tensor, PrevAttnOut, "prevAttnOut",
+        "Attention over the first keys, `[S, B, H]` or packed `[T, N, D]`." }
+    1 { prev_softmax_max: tensor, PrevSoftmaxMax, "prevSoftmaxMax",
+        "Its maxima, `[B, N, S, 8]` or `[T, N, 8]`." }
+    1 { prev_softmax_sum: tensor, PrevSoftmaxSum, "prevSoftmaxSum", "Its sums, as the maxima." }
+    1 { cur_attn_out: tensor, CurAttnOut, "curAttnOut", "Attention over the other keys." }
+    1 { cur_softmax_max: tensor, CurSoftmaxMax, "curSoftmaxMax", "Its maxima." }
+    1 { cur_softmax_sum: tensor, CurSoftmaxSum, "curSoftmaxSum", "Its sums." }
+    1 { actual_seq_qlen: tensor, ActualSeqQlen, "actualSeqQlen",
+        "Ends of packed sequences behind a leading 0, in device memory." }
+    1 { input_layout: optional_text, InputLayout, "inputLayout", "`SBH` or `TND`." }
+    2 { input_softmax_layout: optional_text, InputSoftmaxLayout, "inputSoftmaxLayout",
+        "Order of packed softmax tensors: `TND` as they read, otherwise a block `[N, Sq, 8]` for each \
+         sequence." }
+    1 { attn_out: output, AttnOut, "attnOut", "Merged attention." }
+    1 { softmax_max: output, SoftmaxMax, "softmaxMax", "Merged maxima." }
+    1 { softmax_sum: output, SoftmaxSum, "softmaxSum", "Merged sums." }
+}
 
 described_by! { RingAttentionUpdate, rules::RULES }
 
 impl CallContract for RingAttentionUpdate {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn check(
-        arguments: &Self::Arguments,
-        version: Version,
-        target: Target,
-        report: &mut dyn FnMut(Violation),
-    ) -> Result<(), Violation> {
-        let call = arguments.call();
-        call.check(version, target)?;
-        each_lint(|allowed| call.lint(allowed), report);
-        Ok(())
-    }
+    checked_for! { target, version }
 
     fn imply_outputs(arguments: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {
         let packed = |desc: TensorDesc, dtype| TensorDesc::packed(dtype, desc.shape);
@@ -44,17 +52,9 @@ impl CallContract for RingAttentionUpdate {
         arguments.softmax_sum = arguments.softmax_sum.or(softmax);
     }
 
-    fn check_contents(
-        arguments: &Self::Arguments,
-        version: Version,
-        target: Target,
-        integers: &dyn Fn(&str) -> Vec<i64>,
-    ) -> Result<(), Violation> {
-        match arguments.call().check(version, target) {
-            Ok(problem) => problem.admits_lengths(&integers(Parameter::ActualSeqQlen.name())),
-            Err(_) => Ok(()),
-        }
-    }
+    contents_checked_for! { target, version, |_, problem, integers| {
+        problem.admits_lengths(&integers(Parameter::ActualSeqQlen))
+    } }
 }
 
 /// A call of RingAttentionUpdate that holds every rule, resolved.

@@ -155,7 +155,7 @@ impl RingUpdateCall<'_> {
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
-    pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
+    pub fn lint(&self, _: Target, allowed: &[&str]) -> Result<(), Violation> {
         let order = self.input_softmax_layout.unwrap_or_default();
         require!(
             order.is_empty() || self.input_layout == Some("TND") || allowed.contains(&SOFTMAX_UNREAD.id),

@@ -119,7 +119,7 @@ impl ScatterCall<'_> {
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
-    pub fn lint(&self, allowed: &[&str]) -> Result<(), Violation> {
+    pub fn lint(&self, _: Soc, allowed: &[&str]) -> Result<(), Violation> {
         let given = [
             (self.compress_lens, "compressLens"),
             (self.compress_seq_offset, "compressSeqOffset"),

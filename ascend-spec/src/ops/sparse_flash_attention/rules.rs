@@ -154,8 +154,7 @@ impl SparseFlashCall<'_> {
             SINKS.leaves_out(self, &[Parameter::Sinks])?;
         }
         self.dtypes(&given.query)?;
-        FORMAT.plain(self)?;
-        FORMAT.addressable(self)?;
+        FORMAT.formats(self)?;
         let empty = |desc: Option<TensorDesc>| desc.is_none_or(|desc| desc.is_empty());
         // A call whose outputs are all empty ends before the tiling looks at it.
         if given.out.is_empty() && empty(self.softmax_max) && empty(self.softmax_sum) {
@@ -269,18 +268,16 @@ impl SparseFlashCall<'_> {
 
     fn dtypes(&self, query: &TensorDesc) -> Checked {
         DTYPE.takes(Named("query", query.dtype), [Float16, Bf16])?;
-        for (argument, desc) in self.each_tensor() {
-            let dtype = match argument.parameter {
+        DTYPE.dtypes(self, |parameter| {
+            Some(match parameter {
                 Parameter::SparseIndices
                 | Parameter::BlockTable
                 | Parameter::ActualSeqLengthsQuery
                 | Parameter::ActualSeqLengthsKv => Int32,
                 Parameter::Sinks | Parameter::SoftmaxMax | Parameter::SoftmaxSum => Float,
                 _ => query.dtype,
-            };
-            DTYPE.takes(Named(argument.acl_name(), desc.dtype), dtype)?;
-        }
-        Ok(())
+            })
+        })
     }
 
     fn judge_values(&self, layout_kv: TokenLayout, target: Target) -> Checked {

@@ -2,14 +2,11 @@
 //!
 //! Code that works on calls of any operator, such as case files, uses this list and names no operator.
 
-mod not_an_argument;
-
-pub use not_an_argument::NotAnArgument;
-
 use crate::contract::CallContract;
 use crate::operator::{Change, OwnedValue, ParameterInfo, Value, WrongKind};
 use crate::ops::for_each_operator;
 use crate::{Dims, OperatorVersion, Target, TensorDesc, Violation};
+use std::fmt;
 
 /// Makes [`DeclaredOperator`] and [`AnyArguments`] from the list of operators.
 macro_rules! declared_operators {
@@ -321,6 +318,59 @@ impl<T> AnyArguments<T> {
             let tensors = self.tensors(parameter.name).iter().enumerate();
             tensors.map(move |(index, tensor)| (AnyArgument { parameter, index }, tensor))
         })
+    }
+}
+
+/// The error for an argument by a name that the operator does not have, or of a kind that the parameter does not
+/// take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotAnArgument {
+    /// No parameter has the name.
+    Unknown {
+        /// The operator.
+        operator: DeclaredOperator,
+        /// The name that was given.
+        name: String,
+    },
+    /// A tensor was given to a parameter that is not a tensor.
+    NoTensor(WrongKind),
+    /// A value was given to a parameter of another kind.
+    WrongKind(WrongKind),
+}
+
+impl NotAnArgument {
+    fn unknown(operator: DeclaredOperator, name: &str) -> Self {
+        Self::Unknown { operator, name: name.to_owned() }
+    }
+
+    fn no_tensor(parameter: &ParameterInfo) -> Self {
+        Self::NoTensor(WrongKind { parameter: parameter.name, kind: parameter.kind })
+    }
+}
+
+impl fmt::Display for NotAnArgument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { operator, name } => {
+                write!(f, "{} has no parameter {name:?}; it has", operator.name())?;
+                let names = operator.parameters().map(|parameter| parameter.name);
+                for (index, name) in names.enumerate() {
+                    write!(f, "{}{name}", if index == 0 { " " } else { ", " })?;
+                }
+                Ok(())
+            }
+            Self::NoTensor(wrong) => write!(f, "a tensor was given, and {wrong}"),
+            Self::WrongKind(wrong) => wrong.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for NotAnArgument {}
+
+impl From<WrongKind> for NotAnArgument {
+    fn from(wrong: WrongKind) -> Self {
+        Self::WrongKind(wrong)
     }
 }
 
