@@ -139,15 +139,13 @@ pub use drafts::{
     TreeRequest, TreeStep, TreeVerification,
 };
 pub use engine::{
-    AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
-    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding, LayerGroup, LayerInputs,
-    LayerTensor, RangeCheck, RangeFinding, ServedStep, Step, StepComparison, compare_backends, compare_caches,
+    Attention, AttentionGraphStep, AttentionGraphs, AttentionOptions, BackendChoice, BackendComparison,
+    BackendDeviation, BackendTrial, CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention,
+    Encoding, LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck, RangeFinding, ServedStep, Step, StepComparison,
+    compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
-pub use graphs::{
-    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture,
-    LinearGraphTensors,
-};
+pub use graphs::{GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture};
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;

@@ -4,12 +4,10 @@ use std::fmt;
 
 use ascend_attention::{Element, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, size};
+use crate::backends::{LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, names_of_keys, size};
 use crate::error::Result;
 use crate::kv::CacheShape;
 use crate::rules;
-
-use super::layer_inputs::names_of_keys;
 
 /// The kinds of inputs of the first layer of a step, for which the step is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,21 +5,20 @@ use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::backends::{
-    LatentForm, LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan, check_deterministic,
+    AnyLayerInputs, LatentForm, LayerInputs, LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan,
+    check_deterministic,
 };
 use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, CopiesIn, StepLease, no_layer};
+use crate::kv::{CacheWrite, CopiesIn, QueuedLayers, STEP_AGAIN, StepLease, no_layer};
 use crate::rules;
 
 use super::attention::Attention;
 use super::convolution_step::ConvolutionInputs;
 use super::layer_check::{InputKinds, check_layer};
 use super::layer_group::LayerGroup;
-use super::layer_inputs::{AnyLayerInputs, LayerInputs};
 use super::leased_states::{LeasedStates, STATES_AGAIN};
 use super::linear_step::LinearStep;
-use super::queued_layers::{QueuedLayers, STEP_AGAIN};
 use super::range_check::{CheckedTensor, LayerTensor, latent_tensors, packed_inputs, packed_tensors};
 
 impl<T: Element> Attention<T> {

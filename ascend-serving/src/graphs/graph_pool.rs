@@ -8,9 +8,8 @@ use ascend_attention::graph::{CaptureEstimate, Capturing, GraphGroup, Update, is
 use ascend_attention::{Device, Graph, Stream, StreamMark, Violation};
 
 use crate::batch::AttentionMetadata;
-use crate::engine::{QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
-use crate::kv::{StepLease, no_layer};
+use crate::kv::{QueuedLayers, STEP_AGAIN, StepLease, no_layer};
 use crate::rules;
 
 /// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so

@@ -7,12 +7,11 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{AnyTensor, Element, Event, Stream, Tensor};
 
-use crate::backends::{AttentionShape, apart, size};
+use crate::backends::{AttentionShape, LayerInputs, apart, size};
 use crate::batch::BatchRequest;
-use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
 use crate::graphs::{GraphTensors, Replays};
-use crate::kv::{CacheWrite, StepLease, check_blocks_of};
+use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_blocks_of};
 
 use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, own_step, rows_of_layer};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};

@@ -6,9 +6,8 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
-use crate::engine::{QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, StepLease};
+use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease};
 
 use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
 use super::native_sparse::{CacheViews, NativeSparse};

@@ -7,10 +7,9 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
-use crate::engine::QueuedLayers;
 use crate::error::{Error, Result};
 use crate::graphs::{Replays, copy_rows};
-use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, StepLease, StepProgress};
+use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, QueuedLayers, StepLease, StepProgress};
 use crate::rules;
 
 use super::key_choice::KeyChoice;

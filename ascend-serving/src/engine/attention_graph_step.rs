@@ -4,20 +4,19 @@ use std::fmt;
 
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::size;
-use crate::engine::{
-    AnyLayerInputs, ConvolutionInputs, LayerInputs, LayerPlace, RangeChecker, STATES_AGAIN, STEP_HEADS_FIX, StepRows,
-    latent_tensors, packed_tensors,
-};
+use crate::backends::{AnyLayerInputs, LayerInputs, size};
 use crate::error::{Error, Result};
+use crate::graphs::{CapturedGroup, GraphStep, GraphTensors, check_captured};
 use crate::kv::{StepLease, no_layer};
 use crate::rules;
 
-use super::captured_group::CapturedGroup;
-use super::graph_pool::GraphStep;
-use super::graph_tensors::{GraphTensors, check_captured};
+use super::convolution_step::ConvolutionInputs;
+use super::layer_check::{STEP_HEADS_FIX, StepRows};
+use super::layer_group::LayerPlace;
+use super::leased_states::STATES_AGAIN;
 use super::linear_buffers::{LinearGraphTensors, SizeBuffers};
 use super::linear_replay::{LinearPlace, LinearReplay, ReplayedRows};
+use super::range_check::{RangeChecker, latent_tensors, packed_tensors};
 
 /// A step whose layers are replayed from graphs. From [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); end
 /// it when the last layer is queued, as a [`Step`](crate::Step).

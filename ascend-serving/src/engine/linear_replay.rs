@@ -5,15 +5,14 @@ use std::sync::Arc;
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::engine::{ConvolutionInputs, LeasedStates};
 use crate::error::{Error, Result};
+use crate::graphs::{ConvolutionWeights, GraphStep, check_captured, copy_rows};
 use crate::kv::{StatePool, no_layer};
 use crate::rules;
 
-use super::graph_pool::GraphStep;
-use super::graph_tensors::{check_captured, copy_rows};
+use super::convolution_step::ConvolutionInputs;
+use super::leased_states::LeasedStates;
 use super::linear_buffers::{LinearBuffers, LinearGraphTensors, SizeBuffers};
-use super::linear_capture::ConvolutionWeights;
 
 /// The layers of linear attention that were captured.
 pub(super) struct CapturedLinear {

@@ -8,21 +8,20 @@ use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
 use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
-use crate::engine::{
-    Attention, LayerPlace, LeasedStates, QueuedLayers, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN,
-    take_findings,
-};
 use crate::error::{Error, Result};
-use crate::kv::{CopiesIn, no_layer};
+use crate::graphs::{
+    CapturedGroup, GraphLimits, GraphPool, GraphStep, ReplayedProgram, RowsEach, fitting_rows, not_while_capturing,
+};
+use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, no_layer};
 use crate::rules;
 
+use super::attention::Attention;
 use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
-use super::captured_group::{CapturedGroup, fitting_rows};
-use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_pool::{GraphPool, GraphStep, not_while_capturing};
-use super::graph_tensors::ReplayedProgram;
+use super::layer_group::LayerPlace;
+use super::leased_states::LeasedStates;
 use super::linear_buffers::{LinearBuffers, SizeBuffers};
 use super::linear_replay::{CapturedLinear, LinearReplay};
+use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
 
 /// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph for each
 /// layer, so that the model's other work can run between them. One object serves all layers of the model and all
@@ -191,7 +190,9 @@ impl<T: Element> AttentionGraphs<T> {
             |rows| {
                 let requests = limits.each.requests(rows);
                 let both = groups.iter().zip(attention.groups()).enumerate();
-                let groups = both.map(|(at, (group, own))| group.buffers(stream, own, requests, &of_group(at)));
+                let groups = both.map(|(at, (group, own))| {
+                    group.buffers(stream, (own.cache(), own.backends()), requests, &of_group(at))
+                });
                 let groups = groups.collect::<Result<_>>()?;
                 let linear = described
                     .zip(linear.as_ref())
@@ -209,7 +210,7 @@ impl<T: Element> AttentionGraphs<T> {
                 }
                 let known = places.get(layer).and_then(|place| {
                     let LayerPlace { group: at, layer } = *place;
-                    let own = (attention.groups().get(at)?, layer);
+                    let own = (attention.groups().get(at)?.cache(), layer);
                     Some((groups.get(at)?, own, buffers.groups.get(at)?))
                 });
                 let Some((group, own, buffers)) = known else {

@@ -6,14 +6,12 @@ use ascend_attention::recurrent_delta_rule::{RecurrentDeltaPlan, RecurrentGatedD
 use ascend_attention::spec::ops::delta_rule::MOST_TOKENS;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::engine::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
 use crate::error::{Error, Result};
+use crate::graphs::{ConvolutionWeights, GraphLimits, GroupBuffers, LinearCapture, RowsEach, zeros};
 use crate::kv::{StateLease, StatePool, no_layer};
 use crate::rules;
 
-use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_tensors::{GroupBuffers, zeros};
-use super::linear_capture::{ConvolutionWeights, LinearCapture};
+use super::convolution_calls::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
 
 /// The buffers of the graphs of a size: of each group of layers, and of layers of linear attention.
 pub(super) struct SizeBuffers<T: Element> {
