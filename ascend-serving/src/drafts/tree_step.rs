@@ -202,7 +202,7 @@ impl<'a, T: Element> TreeStep<'a, T> {
             Calls::One(plan) => Ok(plan.launch(self.stream, tensors.over_cache())?),
             Calls::Two(plans) => plans.launch(self.stream, &tensors),
             Calls::Graphs(replays) => {
-                replays.launch(layer, || ())?;
+                replays.launch(layer, &mut self.layers)?;
                 Ok(replays.buffers().output())
             }
         }

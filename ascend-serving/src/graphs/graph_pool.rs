@@ -332,9 +332,9 @@ impl<'a, B> Replays<'a, B> {
         if layer < layers { Ok(()) } else { Err(no_layer(layer, layers)) }
     }
 
-    /// Launches a graph with the step's lengths, and calls `queued`, also where the launch fails and the device may run
-    /// some of it. A launch that a rule has refused can be repeated.
-    pub(crate) fn launch(&mut self, layer: usize, queued: impl FnOnce()) -> Result<()> {
+    /// Launches a graph with the step's lengths. Unless that is refused, so that it can be repeated, the step has begun
+    /// to write, also where the launch fails: the device may run some of it.
+    pub(crate) fn launch(&mut self, layer: usize, layers: &mut QueuedLayers) -> Result<()> {
         self.check(layer)?;
         let update = &mut self.updates[layer];
         let Some(lengths) = &*update else {
@@ -343,7 +343,7 @@ impl<'a, B> Replays<'a, B> {
         let launched = self.graphs[layer].launch(self.stream, lengths).map_err(Error::from);
         if !launched.as_ref().is_err_and(Error::is_refusal) {
             *update = None;
-            queued();
+            layers.begin_write();
         }
         launched
     }
@@ -400,7 +400,7 @@ impl<'a, B> GraphStep<'a, B> {
 
     fn launch_layer(&mut self, layer: usize) -> Result<()> {
         self.admits(layer)?;
-        self.replays.launch(layer, || self.layers.begin_write())
+        self.replays.launch(layer, &mut self.layers)
     }
 }
 

@@ -434,10 +434,9 @@ impl<T: Element> ContextStep<'_, T> {
                 exchange.launch(communicator, stream, (cache, layer), (queries, [key, value]), output, &mut mark)
             }
             LayerCalls::Replayed(replays) => {
-                replays.launch(layer, || {
-                    layers.begin_write();
-                    *exchanges = true;
-                })?;
+                let launched = replays.launch(layer, layers);
+                *exchanges = !launched.as_ref().is_err_and(Error::is_refusal);
+                launched?;
                 let own = replays.buffers().output(size(output, 0))?;
                 if own.as_raw() != output.as_raw() {
                     output.copy_from(*stream, &own)?;

@@ -299,7 +299,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 ("key_rope", key_rope, &buffers.key_rope),
             ];
             copy_rows(self.stream, copies.into_iter())?;
-            replays.launch(layer, || self.layers.begin_write())?;
+            replays.launch(layer, &mut self.layers)?;
             if into.is_some() {
                 target.copy_from(self.stream, &buffers.attention.out)?;
             }
@@ -374,15 +374,15 @@ impl<T: Element> ReplayedSparse<'_, T> {
             ("index key", key, &buffers.index_key),
         ];
         copy_rows(stream, copies.into_iter())?;
-        let mut queued = false;
-        let launched = self.replays.launch(behind.saturating_add(indexer), || queued = true);
-        if queued {
-            layers.begin_write();
-            // The choice of the indexer before may be overwritten.
-            self.latest = launched.is_ok().then_some(indexer);
-        }
-        if queued && launched.is_err() {
-            indexers.note_failed(indexer);
+        let launched = self.replays.launch(behind.saturating_add(indexer), layers);
+        // Unless it is refused, the choice of the indexer before may be overwritten.
+        match &launched {
+            Ok(()) => self.latest = Some(indexer),
+            Err(why) if why.is_refusal() => {}
+            Err(_) => {
+                self.latest = None;
+                indexers.note_failed(indexer);
+            }
         }
         launched?;
         Ok(KeyChoice::new(indexers.step(), indexer, buffers.chosen.indices.clone()))
