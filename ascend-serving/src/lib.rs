@@ -139,10 +139,9 @@ pub use drafts::{
     TreeRequest, TreeStep, TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionGraphStep, AttentionGraphs, AttentionOptions, BackendChoice, BackendComparison,
-    BackendDeviation, BackendTrial, CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention,
-    Encoding, LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck, RangeFinding, ServedStep, Step, StepComparison,
-    compare_backends, compare_caches,
+    Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
+    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding, LayerGroup, LayerTensor,
+    LinearGraphTensors, RangeCheck, RangeFinding, ServedStep, Step, StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture};

@@ -1,7 +1,6 @@
 //! The attention of a model, step by step and layer by layer.
 
 mod attention;
-mod attention_graph_step;
 mod attention_graphs;
 mod attention_options;
 mod backend_choice;
@@ -18,13 +17,13 @@ mod layer_group;
 mod leased_states;
 mod linear_buffers;
 mod linear_calls;
-mod linear_replay;
 mod linear_step;
+mod planned_layers;
 mod range_check;
+mod replayed_layers;
 mod step;
 
 pub use attention::Attention;
-pub use attention_graph_step::AttentionGraphStep;
 pub use attention_graphs::AttentionGraphs;
 pub use attention_options::AttentionOptions;
 pub use backend_choice::BackendChoice;
@@ -35,7 +34,7 @@ pub use cache_accuracy::{CacheAccuracy, compare_caches};
 pub use convolution_step::ConvolutionInputs;
 pub use cross_attention::{CrossAttention, CrossStep, Encoding};
 pub use encoder_attention::EncoderAttention;
-pub(crate) use layer_check::{STEP_HEADS_FIX, StepRows};
+pub(crate) use layer_check::{STEP_HEADS_FIX, StepRows, check_output};
 pub use layer_group::LayerGroup;
 pub use linear_buffers::LinearGraphTensors;
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};

@@ -38,6 +38,11 @@ impl<T: Element> GraphTensors<T> {
         Some(LatentTensors { query_rope, form })
     }
 
+    /// The tensors that a layer reads.
+    pub(crate) fn inputs(&self) -> LayerInputs<'_, T> {
+        LayerInputs { latent: self.latent(), ..LayerInputs::from((&self.query, &self.key, &self.value)) }
+    }
+
     /// The inputs of a layer by name, over latents with the rotary parts of the queries, each with its tensor.
     pub(crate) fn places<'a>(
         &'a self,

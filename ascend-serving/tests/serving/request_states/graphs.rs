@@ -10,8 +10,8 @@ use ascend_attention::sys::bindings::{aclError, aclmdlRI, aclrtStream};
 use ascend_attention::{Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
-    AnyLayerInputs, Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs,
-    Error, GraphLimits, LayerTensor, LinearCapture, RangeCheck, Result, StatePolicy, rules,
+    AnyLayerInputs, Attention, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs, Error, GraphLimits,
+    LayerTensor, LinearCapture, RangeCheck, Result, StatePolicy, Step, rules,
 };
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ pub(super) struct Graphs {
 
 /// A step that is replayed, with the weights of each layer.
 struct Replayed<'a> {
-    step: AttentionGraphStep<'a, bf16>,
+    step: Step<'a, bf16>,
     weights: &'a [Tensor<bf16>],
 }
 

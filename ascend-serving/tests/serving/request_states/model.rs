@@ -127,11 +127,11 @@ pub(super) trait Layers {
 
 impl Layers for Step<'_, bf16> {
     fn convolve(&mut self, layer: usize, x: &Tensor<bf16>, weight: &Tensor<bf16>) -> Result<Tensor<bf16>> {
-        Step::convolve(self, layer, (x, weight))
+        Step::convolve(self, layer, (x, weight)).cloned()
     }
 
     fn forward(&mut self, layer: usize, inputs: AnyLayerInputs<'_, bf16>) -> Result<Tensor<bf16>> {
-        Step::forward(self, layer, inputs)
+        Step::forward(self, layer, inputs).cloned()
     }
 }
 
