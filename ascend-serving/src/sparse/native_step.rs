@@ -6,6 +6,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
+use crate::engine::check_output;
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease};
 
@@ -131,7 +132,7 @@ impl<T: Element> NativeStep<'_, T> {
         tensors: NativeTensors<'_, T>,
         views: &CacheViews<T>,
     ) -> Result<()> {
-        let (rows, shape) = (SparseRows::of_step(self.stream, self.metadata), [self.native.shape.heads, VALUE]);
+        let expected = (self.stream.device(), &[self.metadata.tokens(), self.native.shape.heads, VALUE][..]);
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
         let read: [(_, &AnyTensor); 5] = [
             ("query", query),
@@ -143,7 +144,7 @@ impl<T: Element> NativeStep<'_, T> {
         let caches = views.tokens.iter().chain(&views.compressed).map(|cache| ("the cache", &**cache));
         for (at, (name, branch)) in branches.each().into_iter().enumerate() {
             let others = branches.each().into_iter().take(at);
-            rows.check_output(name, branch, shape, read.into_iter().chain(caches.clone()).chain(others))?;
+            check_output(name, branch, expected, read.into_iter().chain(caches.clone()).chain(others))?;
         }
         Ok(())
     }

@@ -5,7 +5,6 @@ use std::fmt;
 use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
 use ascend_attention::{AnyTensor, DType, Device, Element, Stream, Tensor, Violation};
 
-use crate::backends::apart;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
 use crate::error::{Error, Result};
@@ -164,25 +163,6 @@ impl<'a> SparseRows<'a> {
     pub(super) fn of_step(stream: &'a Stream, metadata: &AttentionMetadata) -> Self {
         let (actual, padded) = (metadata.actual_tokens(), metadata.tokens());
         Self { device: stream.device(), actual, padded, padding: true }
-    }
-
-    /// Refuses an output of the caller that does not have a row of `of_token` for each token and for the padding, or
-    /// that shares memory with what a layer reads and writes.
-    pub(super) fn check_output<'t>(
-        &self,
-        name: &'static str,
-        output: &AnyTensor,
-        of_token: [usize; 2],
-        others: impl IntoIterator<Item = (&'static str, &'t AnyTensor)>,
-    ) -> Result<()> {
-        output.check_device(name, self.device)?;
-        let [heads, dim] = of_token;
-        let wanted = [self.padded, heads, dim];
-        if *output.shape() != wanted || !output.is_contiguous() {
-            let planned = format_args!("a contiguous tensor of {wanted:?}");
-            return Err(Error::not_as_planned(name, output.desc(), planned));
-        }
-        apart(name, output, others)
     }
 
     /// Refuses a tensor of other rows than the step has tokens, of other sizes, that is not contiguous, or of another

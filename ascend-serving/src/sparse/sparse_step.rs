@@ -7,6 +7,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
+use crate::engine::check_output;
 use crate::error::{Error, Result};
 use crate::graphs::{Replays, copy_rows};
 use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, QueuedLayers, StepLease, StepProgress};
@@ -263,7 +264,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
         }
         let rows = self.rows();
         inputs.check(&rows, layer, self.sparse.layer_queries())?;
-        let of_token = [self.sparse.shape.heads, LATENT];
+        let shape = [rows.padded, self.sparse.shape.heads, LATENT];
         let mut target = match into {
             Some(output) => output.clone(),
             None => {
@@ -271,7 +272,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 self.output = None;
                 match &self.graphs {
                     Some(graphs) => graphs.replays.buffers().attention.out.clone(),
-                    None => Tensor::empty(self.stream.device(), [rows.padded, of_token[0], LATENT])?,
+                    None => Tensor::empty(self.stream.device(), shape)?,
                 }
             }
         };
@@ -288,7 +289,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
             let stored = quantised.iter().map(|quantised| ("the cache", quantised.key()));
             let graph =
                 self.graphs.iter().map(|graphs| ("that of the graph", &*graphs.replays.buffers().attention.out));
-            rows.check_output("output", &target, of_token, own.into_iter().chain(stored).chain(graph))?;
+            check_output("output", &target, (rows.device, &shape), own.into_iter().chain(stored).chain(graph))?;
         }
         if let Some(ReplayedSparse { replays, .. }) = &mut self.graphs {
             let buffers = replays.buffers();
