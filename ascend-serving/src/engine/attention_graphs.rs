@@ -10,7 +10,7 @@ use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::error::{Error, Result};
 use crate::graphs::{
-    CapturedGroup, GraphLimits, GraphPool, ReplayedProgram, RowsEach, fitting_rows, not_while_capturing,
+    CachedLayer, CapturedGroup, GraphLimits, GraphPool, ReplayedProgram, RowsEach, fitting_rows, not_while_capturing,
 };
 use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, no_layer};
 use crate::rules;
@@ -20,7 +20,7 @@ use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::LeasedStates;
 use super::linear_buffers::{CapturedLinear, LinearBuffers, SizeBuffers};
 use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
-use super::replayed_layers::{CachedLayer, CapturedLayers, ReplayedLayers};
+use super::replayed_layers::{CapturedLayers, ReplayedLayers};
 use super::step::{Step, StepCalls};
 
 /// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph for each
@@ -362,8 +362,9 @@ impl<T: Element> AttentionGraphs<T> {
         // Before the padding: a backend may refuse the step, and a mask may have a row without keys.
         let buffers = Arc::clone(self.graphs.buffers(rows).ok_or_else(|| self.graphs.too_large(rows))?);
         let padded = metadata.replayed(requests, rows)?;
-        let programs = self.groups.iter().zip(&buffers.groups).zip(padded.groups());
-        let programs = programs.map(|((group, buffers), padded)| group.replayed(stream, buffers, padded));
+        let programs = self.groups.iter().zip(buffers.groups.iter().zip(&self.caches)).zip(padded.groups());
+        let programs = programs
+            .map(|((group, (buffers, caches)), padded)| group.replayed(stream, (buffers, caches.as_slice()), padded));
         let programs: Vec<Vec<ReplayedProgram<T>>> = programs.collect::<Result<_>>()?;
         // Checks that can be made now come before the padding, which cannot be undone.
         not_while_capturing("filling the buffers of a step")?;

@@ -5,8 +5,8 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AnyLayerInputs, LayerInputs, LayerTensors, size};
 use crate::error::{Error, Result};
-use crate::graphs::{CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
-use crate::kv::{LayerCache, QuantisedLayer, QueuedLayers, no_layer};
+use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
+use crate::kv::{QueuedLayers, no_layer};
 use crate::rules;
 
 use super::convolution_step::ConvolutionInputs;
@@ -40,9 +40,6 @@ pub(super) struct CapturedLayers<'a, T: Element> {
     /// The weights of the convolution of each layer of linear attention; empty without convolutions.
     pub(super) convolutions: &'a [TypedWeights<T>],
 }
-
-/// The tensors that a cache has for a layer.
-pub(super) type CachedLayer<T> = (LayerCache<T>, Option<QuantisedLayer>);
 
 /// How to bring the sinks of a captured layer.
 const SINKS_FIX: &str = "leave the sinks out, or bring the tensor that `GraphLimits::learnable_sinks` got for the \
@@ -117,7 +114,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         places.clone().try_for_each(check)?;
         if let Some(output) = into {
             let own = places.map(|(_, _, to)| to).chain([&tensors.output]);
-            let own = own.map(|own| ("a tensor of the graph", &**own));
+            let own = own.map(|own| ("that of the graph", &**own));
             check_output("output", output, (stream.device(), tensors.output.shape()), own)?;
             let cache = self.captured.caches.get(place.group).and_then(|layers| layers.get(place.layer));
             let (cache, quantised) = cache.ok_or_else(|| self.missing(place))?;
@@ -128,7 +125,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         }
         tensors.copy_in(stream, inputs, query_rope)?;
         self.replays.launch(layer, queued)?;
-        copied(stream, &tensors.output, into)
+        output_of(stream, &tensors.output, into)
     }
 
     /// Refuses a mask and sinks other than those of the capture.
@@ -199,16 +196,16 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             }
         }
         if let Some(output) = into {
-            let read = copies.clone().flat_map(|(name, given, own)| [(name, given), ("a tensor of the graph", own)]);
+            let read = copies.clone().flat_map(|(name, given, own)| [(name, given), ("that of the graph", own)]);
             let read = read.filter_map(|(name, tensor)| Some((name, tensor?)));
             let states = leased.pool().layer(place.layer)?.tensor();
-            let others = read.chain([("the states", states), ("a tensor of the graph", &*own.output)]);
+            let others = read.chain([("the states", states), ("that of the graph", &*own.output)]);
             check_output("output", output, (stream.device(), own.output.shape()), others)?;
         }
         copy_rows(stream, copies.filter_map(|(name, from, to)| Some((name, from?, to?))))?;
         leased.note_call(self.replays.launch(layer, queued))?;
         leased.end_write();
-        copied(stream, &own.output, into)
+        output_of(stream, &own.output, into)
     }
 
     /// Copies what a layer convolves into its tensor, unless it is the first rows of that, and launches the graph of
@@ -267,7 +264,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
 }
 
 /// The output of a graph, or that of the caller, into which it is copied.
-fn copied<T: Element>(stream: &Stream, own: &Tensor<T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
+fn output_of<T: Element>(stream: &Stream, own: &Tensor<T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
     let Some(output) = into else {
         return Ok(own.clone());
     };

@@ -252,24 +252,10 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY), [`STATE_TORN`](crate::rules::STATE_TORN) and launches as for
     /// [`forward`](Self::forward).
     pub fn convolve<'i>(&mut self, layer: usize, inputs: impl Into<ConvolutionInputs<'i, T>>) -> Result<&Tensor<T>> {
-        let inputs = inputs.into();
         self.output = None;
-        let place = self.place_of_kind(layer, true, "a convolution")?;
-        let Self { stream, calls, leased: Some(leased), layers, output, .. } = self else {
-            return Err(no_layer(layer, 0));
-        };
-        layers.check_not_repeated(layer)?;
-        leased.check_convolution(layer, place.layer)?;
-        let rows = match calls {
-            StepCalls::Planned(planned) => planned.linear.convolve(stream, place.layer, &inputs, leased),
-            StepCalls::Replayed(replayed) => replayed.convolve(stream, (layer, place), &inputs, (layers, leased)),
-        };
-        if leased.has_written() {
-            layers.begin_write();
-        }
-        let rows = layers.note_refusal(rows)?;
-        leased.end_convolution(place.layer);
-        Ok(output.insert(rows))
+        let outcome = self.queue_convolution(layer, &inputs.into());
+        let rows = self.layers.note_refusal(outcome)?;
+        Ok(self.output.insert(rows))
     }
 
     /// The graph's tensors of a layer of attention in a step that is replayed, to be filled in place on the step's
@@ -318,7 +304,7 @@ impl<'a, T: Element> Step<'a, T> {
     /// with these rows.
     pub fn launch_convolution(&mut self, layer: usize) -> Result<&Tensor<T>> {
         let replayed = self.replayed(format_args!("a launch of the convolution of layer {layer}"))?;
-        let inputs = replayed.own_rows(self.place_of_kind(layer, true, "a convolution")?)?;
+        let inputs = replayed.own_rows(self.convolution_place(layer)?)?;
         self.convolve(layer, inputs)
     }
 
@@ -348,6 +334,32 @@ impl<'a, T: Element> Step<'a, T> {
         }
         let allowed = if is_linear { QUERY_KEY_VALUE } else { DELTA_TENSORS };
         Err(rules::STEP_KIND.broken(format_args!("{given} for layer {layer}"), allowed).into())
+    }
+
+    /// The place of a layer that can be convolved.
+    fn convolution_place(&self, layer: usize) -> Result<LayerPlace> {
+        let place = self.place_of_kind(layer, true, "a convolution")?;
+        self.layers.check_not_repeated(layer)?;
+        let leased = self.leased.as_ref();
+        leased.map_or(Ok(()), |leased| leased.check_convolution(layer, place.layer))?;
+        Ok(place)
+    }
+
+    fn queue_convolution(&mut self, layer: usize, inputs: &ConvolutionInputs<'_, T>) -> Result<Tensor<T>> {
+        let place = self.convolution_place(layer)?;
+        let Self { stream, calls, leased: Some(leased), layers, .. } = self else {
+            return Err(no_layer(layer, 0));
+        };
+        let rows = match calls {
+            StepCalls::Planned(planned) => planned.linear.convolve(stream, place.layer, inputs, leased),
+            StepCalls::Replayed(replayed) => replayed.convolve(stream, (layer, place), inputs, (layers, leased)),
+        };
+        if leased.has_written() {
+            layers.begin_write();
+        }
+        let rows = rows?;
+        leased.end_convolution(place.layer);
+        Ok(rows)
     }
 
     /// Queues a layer, into a tensor of the caller or of the step, and returns it.

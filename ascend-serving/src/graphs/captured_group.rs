@@ -17,7 +17,7 @@ use crate::kv::{
 use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_tensors::{CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
+use super::graph_tensors::{CachedLayer, CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
 
 /// The captured layers of a group that have the same mask and prefer the same backend.
 #[derive(Clone, Debug)]
@@ -329,7 +329,7 @@ impl CapturedGroup {
                 backends.record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
             };
             let (recorded, dummy_rows) = self.record_examples(&examples, record)?;
-            Ok(CapturedProgram { recorded, dummy_rows, layer, cache, quantised, sink: sink.cloned() })
+            Ok(CapturedProgram { recorded, dummy_rows, sink: sink.cloned() })
         });
         Ok(GroupBuffers { programs: programs.collect::<Result<_>>()?, table, slots, quantisers, write, tensors })
     }
@@ -421,15 +421,15 @@ impl CapturedGroup {
     pub(crate) fn replayed<T: Element>(
         &self,
         stream: &Stream,
-        buffers: &GroupBuffers<T>,
+        (buffers, caches): (&GroupBuffers<T>, &[CachedLayer<T>]),
         metadata: &AttentionMetadata,
     ) -> Result<Vec<ReplayedProgram<T>>> {
         let (table, tensors) = (&buffers.table, &buffers.tensors);
         let programs = self.alike.iter().zip(&buffers.programs);
-        let programs = programs.map(|(AlikeLayers { mask, .. }, captured)| {
+        let programs = programs.map(|(AlikeLayers { mask, first, .. }, captured)| {
             let Recorded { backend, form, plan } = &captured.recorded;
-            let cache = (&captured.cache, captured.quantised.as_ref());
-            let layer = self.layer_tensors(captured.layer, tensors, cache, captured.sink.as_ref());
+            let (cache, quantised) = caches.get(*first).ok_or_else(|| no_layer(*first, caches.len()))?;
+            let layer = self.layer_tensors(*first, tensors, (cache, quantised.as_ref()), captured.sink.as_ref());
             let step = self.context(stream, metadata, mask, table);
             let program = checked_program(&**backend, &step, &layer)?;
             form.check_form(&program, backend.name())?;

@@ -151,12 +151,12 @@ pub(crate) struct CapturedProgram<T: Element> {
     /// The most rows of a dummy request in a step whose requests add fewer tokens than were declared; `None` where each
     /// request has to add as many.
     pub(crate) dummy_rows: Option<usize>,
-    /// The first of the layers, and its cache and sinks.
-    pub(crate) layer: usize,
-    pub(crate) cache: LayerCache<T>,
-    pub(crate) quantised: Option<QuantisedLayer>,
+    /// The sinks of the first of the layers.
     pub(crate) sink: Option<AnyTensor>,
 }
+
+/// The tensors that a cache has for a layer.
+pub(crate) type CachedLayer<T> = (LayerCache<T>, Option<QuantisedLayer>);
 
 /// The program of a step for the captured layers with one mask, and the contents of its named masks.
 pub(crate) struct ReplayedProgram<T: Element> {

@@ -12,6 +12,8 @@ pub(crate) use graph_limits::RowsEach;
 pub use graph_pool::{GraphPool, GraphStep};
 pub(crate) use graph_pool::{Replays, not_while_capturing};
 pub use graph_tensors::GraphTensors;
-pub(crate) use graph_tensors::{CapturedProgram, GroupBuffers, ReplayedProgram, check_captured, copy_rows, zeros};
+pub(crate) use graph_tensors::{
+    CachedLayer, CapturedProgram, GroupBuffers, ReplayedProgram, check_captured, copy_rows, zeros,
+};
 pub(crate) use linear_capture::ConvolutionWeights;
 pub use linear_capture::LinearCapture;
