@@ -330,6 +330,10 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.forward(layer, (&wide, &wide, &wide)).map(drop), &rules::STEP_KIND);
     is(step.forward(FULL, rows.tensors(&value)).map(drop), &rules::STEP_KIND);
     is(step.forward(LAYERS, rows.tensors(&value)).map(drop), &rules::ARGUMENT_VALUE);
+    let mut narrow = zeros(&[1, SHAPE.value_heads, SHAPE.value_dim - 1]);
+    is(step.forward_into(layer, rows.tensors(&value), &mut narrow), &rules::PLAN_TENSORS);
+    let mut of_graph = step.linear_tensors().unwrap().output.clone();
+    is(step.forward_into(layer, rows.tensors(&value), &mut of_graph), &rules::ARGUMENT_MEMORY);
     step.forward(layer, rows.tensors(&value)).unwrap();
     is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_LAYER_REPEATED);
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);
@@ -343,7 +347,9 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     let values = y.narrow(1, 0..VALUES).unwrap().contiguous(&stream).unwrap();
     own.copy_from(&stream, &values.reshape(own.shape()).unwrap()).unwrap();
     let own = own.narrow(0, 0..1).unwrap();
-    let got = step.forward(other, rows.tensors(&own)).unwrap().download(&stream).unwrap();
+    let mut output = Tensor::empty(stream.device(), of_graph.shape()).unwrap();
+    step.forward_into(other, rows.tensors(&own), &mut output).unwrap();
+    let got = output.download(&stream).unwrap();
     let want = reference(&[1, 2, 3, 4], other).pop().unwrap();
     assert!(got.iter().zip(&want).all(|(got, want)| (got.to_f64() - want).abs() < 0.03));
 }
