@@ -44,7 +44,7 @@ pub use program::{StepProgram, StepStage};
 pub use refused_backend::RefusedBackend;
 pub(crate) use refused_backend::no_backend;
 pub use registry::{Backends, SelectedBackend};
-pub(crate) use registry::{PreferredPlan, Recorded};
+pub(crate) use registry::{PreferredPlan, RecordedBackend};
 pub use shared_prefix_decode::SharedPrefixDecode;
 pub use split_decode::SplitDecode;
 pub use step_call::StepCall;

@@ -10,7 +10,8 @@ use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::error::{Error, Result};
 use crate::graphs::{
-    CachedLayer, CapturedGroup, GraphLimits, GraphPool, ReplayedProgram, RowsEach, fitting_rows, not_while_capturing,
+    CachedLayer, CapturedGroup, GraphLimits, GraphPool, ReplayedProgram, RowsPerRequest, fitting_rows,
+    not_while_capturing,
 };
 use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, no_layer};
 use crate::rules;
@@ -80,7 +81,7 @@ pub struct AttentionGraphs<T: Element> {
     sinks: Vec<Option<AnyTensor>>,
     /// The layers of linear attention, if there are any.
     linear: Option<CapturedLinear<T>>,
-    each: RowsEach,
+    each: RowsPerRequest,
     deterministic: bool,
     range_checker: Option<RangeChecker<T>>,
 }

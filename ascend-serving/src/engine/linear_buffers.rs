@@ -9,7 +9,7 @@ use ascend_attention::spec::ops::delta_rule::MOST_TOKENS;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
-use crate::graphs::{ConvolutionWeights, GraphLimits, GroupBuffers, LinearCapture, RowsEach, zeros};
+use crate::graphs::{ConvolutionWeights, GraphLimits, GroupBuffers, LinearCapture, RowsPerRequest, zeros};
 use crate::kv::{StateLease, StatePool, no_layer};
 use crate::rules;
 
@@ -97,7 +97,7 @@ impl<T: Element> LinearBuffers<T> {
                 "describe the layers by `GraphLimits::linear`",
             ));
         };
-        let RowsEach(each) = limits.each;
+        let RowsPerRequest(each) = limits.each;
         let most = MOST_TOKENS as usize;
         if each > most {
             return Err(Violation::new(

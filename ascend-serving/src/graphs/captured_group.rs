@@ -6,7 +6,7 @@ use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{AttentionShape, Backends, LayerTensors, Recorded, StepContext, checked_program};
+use crate::backends::{AttentionShape, Backends, LayerTensors, RecordedBackend, StepContext, checked_program};
 use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, Drafting, LayerMask, MaskedRequest, StatePolicy};
 use crate::causality::Causality;
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::kv::{
 };
 use crate::rules;
 
-use super::graph_limits::{GraphLimits, RowsEach};
+use super::graph_limits::{GraphLimits, RowsPerRequest};
 use super::graph_tensors::{CachedLayer, CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
 
 /// The captured layers of a group that have the same mask and prefer the same backend.
@@ -42,7 +42,7 @@ pub(crate) struct CapturedGroup {
     program_of: Vec<usize>,
     limits: KeyLimits,
     /// New tokens of each request, at most.
-    each: RowsEach,
+    each: RowsPerRequest,
     drafting: Option<Drafting>,
 }
 
@@ -256,8 +256,8 @@ impl CapturedGroup {
         if each > 1 && requests > 1 {
             let rows = self.each.rows(requests);
             let ends = (1..=requests).map(|request| {
-                let behind = (requests - request).saturating_mul(most_rows);
-                request.max(rows.saturating_sub(behind))
+                let later = (requests - request).saturating_mul(most_rows);
+                request.max(rows.saturating_sub(later))
             });
             let ends = Cumulative::new(ends.collect())?;
             let keys = ends.per_request();
@@ -427,7 +427,7 @@ impl CapturedGroup {
         let (table, tensors) = (&buffers.table, &buffers.tensors);
         let programs = self.alike.iter().zip(&buffers.programs);
         let programs = programs.map(|(AlikeLayers { mask, first, .. }, captured)| {
-            let Recorded { backend, form, plan } = &captured.recorded;
+            let RecordedBackend { backend, form, plan } = &captured.recorded;
             let (cache, quantised) = caches.get(*first).ok_or_else(|| no_layer(*first, caches.len()))?;
             let layer = self.layer_tensors(*first, tensors, (cache, quantised.as_ref()), captured.sink.as_ref());
             let step = self.context(stream, metadata, mask, table);

@@ -30,13 +30,13 @@ use crate::rules;
 pub struct GraphPool<B> {
     device: Device,
     /// The sizes, ascending.
-    sizes: Vec<OfSize<B>>,
+    sizes: Vec<SizeGraphs<B>>,
     layers: usize,
     /// The stream of the latest step.
     last: Option<StreamMark>,
 }
 
-struct OfSize<B> {
+struct SizeGraphs<B> {
     size: usize,
     buffers: Arc<B>,
     /// The graph of each layer.
@@ -108,7 +108,7 @@ impl<B> GraphPool<B> {
                 }
                 graphs.push(graph);
             }
-            captured.push(OfSize { size, buffers, graphs });
+            captured.push(SizeGraphs { size, buffers, graphs });
         }
         captured.reverse();
         Ok(Self { device: device.clone(), sizes: captured, layers, last: None })
@@ -221,7 +221,8 @@ impl<B> GraphPool<B> {
         lengths: impl Fn(usize, Update) -> Result<Update>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<Replays<'a, B>> {
-        let Some(OfSize { buffers, graphs, .. }) = self.sizes.iter_mut().find(|captured| captured.size == size) else {
+        let Some(SizeGraphs { buffers, graphs, .. }) = self.sizes.iter_mut().find(|captured| captured.size == size)
+        else {
             return Err(Violation::new(
                 &rules::GRAPH_SIZE,
                 format_args!("{size} tokens"),

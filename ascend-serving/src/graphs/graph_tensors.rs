@@ -7,7 +7,7 @@ use ascend_attention::mask::HostMask;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentTensors, LayerInputs, Recorded, StepProgram, names_of_keys, size};
+use crate::backends::{LatentForm, LatentTensors, LayerInputs, RecordedBackend, StepProgram, names_of_keys, size};
 use crate::error::{Error, Result};
 use crate::kv::{ChannelQuantiser, LayerCache, QuantisedLayer};
 use crate::rules;
@@ -147,7 +147,7 @@ pub(crate) struct GroupBuffers<T: Element> {
 
 /// What computes the captured layers with one mask.
 pub(crate) struct CapturedProgram<T: Element> {
-    pub(crate) recorded: Recorded<T>,
+    pub(crate) recorded: RecordedBackend<T>,
     /// The most rows of a dummy request in a step whose requests add fewer tokens than were declared; `None` where each
     /// request has to add as many.
     pub(crate) dummy_rows: Option<usize>,

@@ -8,7 +8,7 @@ mod linear_capture;
 
 pub(crate) use captured_group::{CapturedGroup, fitting_rows};
 pub use graph_limits::GraphLimits;
-pub(crate) use graph_limits::RowsEach;
+pub(crate) use graph_limits::RowsPerRequest;
 pub use graph_pool::{GraphPool, GraphStep};
 pub(crate) use graph_pool::{Replays, not_while_capturing};
 pub use graph_tensors::GraphTensors;

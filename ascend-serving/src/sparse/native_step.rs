@@ -12,7 +12,7 @@ use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease};
 
 use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
 use super::native_sparse::{CacheViews, NativeSparse};
-use super::sparse_inputs::{SparseRows, Whose};
+use super::sparse_inputs::{SparseRows, TensorOwner};
 use super::two_caches;
 
 /// Elements of a value, and of a head's attention.
@@ -153,10 +153,10 @@ impl<T: Element> NativeStep<'_, T> {
     fn check(&self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<()> {
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
         let rows = SparseRows::of_step(self.stream, self.metadata);
-        let (shape, whose) = (self.native.shape, Whose::NativeLayer(layer));
-        rows.check("query", whose, query, &[shape.heads, 192])?;
-        rows.check("key", whose, key, &[shape.kv_heads, 192])?;
-        rows.check("value", whose, value, &[shape.kv_heads, VALUE])?;
+        let (shape, owner) = (self.native.shape, TensorOwner::NativeLayer(layer));
+        rows.check("query", owner, query, &[shape.heads, 192])?;
+        rows.check("key", owner, key, &[shape.kv_heads, 192])?;
+        rows.check("value", owner, value, &[shape.kv_heads, VALUE])?;
         let weights = [("key_weight", key_weight), ("value_weight", value_weight)];
         weights.into_iter().try_for_each(|(name, weight)| self.check_weight(name, weight))
     }

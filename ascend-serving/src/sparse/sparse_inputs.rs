@@ -28,10 +28,10 @@ pub struct IndexerTensors<'a, T: Element, W: Element = T> {
 impl<T: Element, W: Element> IndexerTensors<'_, T, W> {
     /// Refuses tensors of an indexer that do not have the step's rows, or these heads.
     pub(super) fn check(&self, rows: &SparseRows<'_>, indexer: usize, heads: usize) -> Result<()> {
-        let whose = Whose::Indexer(indexer);
-        rows.check("index query", whose, self.query, &[heads, 128])?;
-        rows.check("index weights", whose, self.weights, &[heads])?;
-        rows.check("index key", whose, self.key, &[1, 128])
+        let owner = TensorOwner::Indexer(indexer);
+        rows.check("index query", owner, self.query, &[heads, 128])?;
+        rows.check("index weights", owner, self.weights, &[heads])?;
+        rows.check("index key", owner, self.key, &[1, 128])
     }
 }
 
@@ -80,14 +80,14 @@ impl<T: Element> SparseTensors<'_, T> {
     /// Refuses tensors of a layer that do not have the step's rows, or these heads.
     pub(super) fn check(&self, rows: &SparseRows<'_>, layer: usize, queries: LayerQueries) -> Result<()> {
         let LayerQueries { heads, joined } = queries;
-        let (whose, [dim, rope_dim]) = match joined {
-            true => (Whose::QuantisedLayer(layer), [QuantisedRow::DIM, 0]),
-            false => (Whose::Layer(layer), [512, 64]),
+        let (owner, [dim, rope_dim]) = match joined {
+            true => (TensorOwner::QuantisedLayer(layer), [QuantisedRow::DIM, 0]),
+            false => (TensorOwner::Layer(layer), [512, 64]),
         };
-        rows.check("query", whose, self.query, &[heads, dim])?;
-        rows.check("query_rope", whose, self.query_rope, &[heads, rope_dim])?;
-        rows.check("latent", whose, self.latent, &[1, 512])?;
-        rows.check("key_rope", whose, self.key_rope, &[1, 64])
+        rows.check("query", owner, self.query, &[heads, dim])?;
+        rows.check("query_rope", owner, self.query_rope, &[heads, rope_dim])?;
+        rows.check("latent", owner, self.latent, &[1, 512])?;
+        rows.check("key_rope", owner, self.key_rope, &[1, 64])
     }
 }
 
@@ -99,16 +99,16 @@ pub(super) struct LayerQueries {
     pub(super) joined: bool,
 }
 
-/// Whose tensor is checked.
+/// The indexer or layer whose tensor is checked.
 #[derive(Clone, Copy)]
-pub(super) enum Whose {
+pub(super) enum TensorOwner {
     Indexer(usize),
     Layer(usize),
     QuantisedLayer(usize),
     NativeLayer(usize),
 }
 
-impl Whose {
+impl TensorOwner {
     /// How to bring the heads of a layer or an indexer, those of an indexer as `captured` graphs have them.
     fn fix(self, captured: bool) -> &'static str {
         match self {
@@ -137,7 +137,7 @@ impl Whose {
     }
 }
 
-impl fmt::Display for Whose {
+impl fmt::Display for TensorOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Indexer(indexer) => write!(f, "indexer {indexer}"),
@@ -167,7 +167,13 @@ impl<'a> SparseRows<'a> {
 
     /// Refuses a tensor of other rows than the step has tokens, of other sizes, that is not contiguous, or of another
     /// device.
-    pub(super) fn check(&self, name: &'static str, whose: Whose, tensor: &AnyTensor, of_token: &[usize]) -> Result<()> {
+    pub(super) fn check(
+        &self,
+        name: &'static str,
+        owner: TensorOwner,
+        tensor: &AnyTensor,
+        of_token: &[usize],
+    ) -> Result<()> {
         tensor.check_device(name, self.device)?;
         let Self { actual, padded, padding, .. } = *self;
         let least = if padding { padded } else { actual };
@@ -185,9 +191,9 @@ impl<'a> SparseRows<'a> {
                 "bring a row for each token of the batch that the metadata was made of, and for each that was added \
                  to fill it up",
             ),
-            _ => (&rules::STEP_HEADS, whose.fix(!padding)),
+            _ => (&rules::STEP_HEADS, owner.fix(!padding)),
         };
-        let given = format_args!("{name} {} in {whose}", tensor.desc());
+        let given = format_args!("{name} {} in {owner}", tensor.desc());
         let dummies = padded.saturating_sub(actual);
         let allowed = format_args!(
             "[{padded}, {}]: {actual} rows of the requests and {dummies} of padding{}, with row-major strides",

@@ -60,9 +60,9 @@ pub struct SparseStep<'a, T: Element> {
     /// The choice of every key, in a step whose requests have no more keys than a token reads.
     all_keys: Option<KeyChoice>,
     /// What the first indexer has prepared for all indexers.
-    chooses: Option<(IndexerKind, Planned<IndexCall>)>,
+    chooses: Option<(IndexerKind, CallAndWrite<IndexCall>)>,
     /// What the first layer has prepared for all layers.
-    attends: Option<Planned<AttendCall>>,
+    attends: Option<CallAndWrite<AttendCall>>,
     /// What is replayed in the place of these calls.
     graphs: Option<ReplayedSparse<'a, T>>,
     indexers: StepIndexers,
@@ -88,7 +88,7 @@ const LATENT: usize = 512;
 
 /// A call, and the writes of new tokens that come before it.
 #[derive(Debug)]
-struct Planned<P> {
+struct CallAndWrite<P> {
     call: P,
     write: CacheWrite,
 }
@@ -179,7 +179,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 let call = IndexCall::plan(*sparse_count, &self.sequences, index_keys, indexer, inputs)?;
                 let slots = self.metadata.slots();
                 let write = CacheWrite::plan(index_keys, self.stream, slots, key, &no_values)?;
-                self.chooses.insert((kind, Planned { call, write }))
+                self.chooses.insert((kind, CallAndWrite { call, write }))
             }
         };
         if self.metadata.longest() <= *sparse_count && self.all_keys.is_none() {
@@ -313,7 +313,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 let call = AttendCall::plan(shape.scale, &self.sequences, latents, layer, inputs)?;
                 let slots = self.metadata.slots();
                 let write = CacheWrite::plan(latents, self.stream, slots, latent, key_rope)?;
-                self.attends.insert(Planned { call, write })
+                self.attends.insert(CallAndWrite { call, write })
             }
         };
         self.layers.begin_write();
@@ -347,12 +347,12 @@ impl<T: Element> fmt::Debug for SparseStep<'_, T> {
 }
 
 impl<T: Element> ReplayedSparse<'_, T> {
-    /// Copies the tensors of an indexer into those of its graph, which is `behind` the graphs of layers, and replays
+    /// Copies the tensors of an indexer into those of its graph, which comes after the `graphs_of_layers`, and replays
     /// it.
     fn choose<W: Element>(
         &mut self,
         (stream, rows, indexers, layers): (&Stream, &SparseRows<'_>, &mut StepIndexers, &mut QueuedLayers),
-        behind: usize,
+        graphs_of_layers: usize,
         indexer: usize,
         inputs: IndexerTensors<'_, T, W>,
     ) -> Result<KeyChoice> {
@@ -375,7 +375,7 @@ impl<T: Element> ReplayedSparse<'_, T> {
             ("index key", key, &buffers.index_key),
         ];
         copy_rows(stream, copies.into_iter())?;
-        let launched = self.replays.launch(behind.saturating_add(indexer), layers);
+        let launched = self.replays.launch(graphs_of_layers.saturating_add(indexer), layers);
         // Unless it is refused, the choice of the indexer before may be overwritten.
         match &launched {
             Ok(()) => self.latest = Some(indexer),
