@@ -56,7 +56,8 @@
 //!
 //! # Step and backends
 //!
-//! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer.
+//! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer, computed or
+//!   replayed.
 //! - [`LayerGroup`], [`Attention::of_groups`]: models with several kinds of layers, such as full and windowed ones.
 //! - [`Attention::of_hybrid`]: models that also have layers of linear attention (gated delta rule), with a state of
 //!   each request in a [`kv::StatePool`].
@@ -88,11 +89,10 @@
 //!
 //! # Graphs and ranks
 //!
-//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; layers of linear
-//!   attention too ([`LinearCapture`]).
+//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, by the calls of a [`Step`]; layers
+//!   of linear attention too ([`LinearCapture`]).
 //! - [`GraphPool`]: a graph for each size, with launches of one's own.
-//! - [`TreeGraphs`], [`SparseGraphs`]: drafted trees, and sparse attention, replayed from graphs, in the steps that
-//!   compute them without ([`TreeStep`], [`SparseStep`]).
+//! - [`TreeGraphs`], [`SparseGraphs`]: drafted trees, and sparse attention, replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.
 //! - [`TensorParallel`]: heads divided over ranks.
 //! - [`ContextAttention`], [`ContextParallel`]: contexts, and rows of prompts, divided over ranks, on a communicator
