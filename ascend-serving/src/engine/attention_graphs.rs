@@ -21,7 +21,7 @@ use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::LeasedStates;
 use super::linear_buffers::{CapturedLinear, LinearBuffers, SizeBuffers};
 use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
-use super::replayed_layers::{CapturedLayers, ReplayedLayers};
+use super::replayed_layers::ReplayedLayers;
 use super::step::{Step, StepCalls};
 
 /// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph for each
@@ -396,15 +396,17 @@ impl<T: Element> AttentionGraphs<T> {
                 _ => Ok(()),
             }
         })?;
-        let captured = CapturedLayers {
+        let replayed = ReplayedLayers {
+            replays,
             layers: places.len(),
             groups,
             caches: &self.caches,
             sinks: &self.sinks,
             convolutions: self.linear.as_ref().map_or(&[], |linear| &linear.convolutions),
+            actual: metadata.actual_tokens(),
+            padded: rows,
+            convolved: None,
         };
-        let (actual, padded) = (metadata.actual_tokens(), rows);
-        let replayed = ReplayedLayers { replays, captured, actual, padded, convolved: None };
         let mut range_checker = self.range_checker.as_mut();
         if let Some(checker) = &mut range_checker {
             checker.begin(metadata);

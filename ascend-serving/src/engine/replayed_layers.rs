@@ -19,18 +19,7 @@ use super::linear_step::by_name;
 /// The layers of a step that is replayed from graphs, and what was captured with them.
 pub(super) struct ReplayedLayers<'a, T: Element> {
     pub(super) replays: Replays<'a, SizeBuffers<T>>,
-    pub(super) captured: CapturedLayers<'a, T>,
-    /// Rows of the step without the padding.
-    pub(super) actual: usize,
-    /// Rows of the captured size.
-    pub(super) padded: usize,
-    /// The layer whose convolution was replayed last, counted among those of linear attention.
-    pub(super) convolved: Option<usize>,
-}
-
-/// What the layers of a model were captured with.
-pub(super) struct CapturedLayers<'a, T: Element> {
-    /// The number of layers: the graphs of convolutions come behind theirs.
+    /// The number of layers: the graphs of convolutions come after theirs.
     pub(super) layers: usize,
     pub(super) groups: &'a [CapturedGroup],
     /// For each group the cache of each of its layers.
@@ -39,6 +28,12 @@ pub(super) struct CapturedLayers<'a, T: Element> {
     pub(super) sinks: &'a [Option<AnyTensor>],
     /// The weights of the convolution of each layer of linear attention; empty without convolutions.
     pub(super) convolutions: &'a [TypedWeights<T>],
+    /// Rows of the step without the padding.
+    pub(super) actual: usize,
+    /// Rows of the captured size.
+    pub(super) padded: usize,
+    /// The layer whose convolution was replayed last, counted among those of linear attention.
+    pub(super) convolved: Option<usize>,
 }
 
 /// How to bring the sinks of a captured layer.
@@ -63,7 +58,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
 
     /// The graph's own inputs of a layer.
     pub(super) fn own_inputs(&self, place: LayerPlace) -> Result<AnyLayerInputs<'a, T>> {
-        match (place.group == self.captured.groups.len(), self.linear_buffers()) {
+        match (place.group == self.groups.len(), self.linear_buffers()) {
             (true, Some(buffers)) => Ok(buffers.tensors.inputs().into()),
             _ => Ok(self.tensors(place)?.inputs().into()),
         }
@@ -72,7 +67,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
     /// The graph's own rows of a convolution, and its weights.
     pub(super) fn own_rows(&self, place: LayerPlace) -> Result<ConvolutionInputs<'a, T>> {
         let [x, _] = self.convolution(place)?;
-        let weights = self.captured.convolutions.get(place.layer);
+        let weights = self.convolutions.get(place.layer);
         let (weight, bias) = weights.ok_or_else(|| self.missing(place))?;
         Ok(ConvolutionInputs { x, weight, bias: bias.as_ref() })
     }
@@ -84,7 +79,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
     }
 
     fn missing(&self, place: LayerPlace) -> Error {
-        no_layer(place.layer, self.captured.layers)
+        no_layer(place.layer, self.layers)
     }
 
     /// Copies the inputs of a layer of attention into its tensors, unless they are the first rows of these, and
@@ -116,7 +111,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             let own = places.map(|(_, _, to)| to).chain([&tensors.output]);
             let own = own.map(|own| ("that of the graph", &**own));
             check_output("output", output, (stream.device(), tensors.output.shape()), own)?;
-            let cache = self.captured.caches.get(place.group).and_then(|layers| layers.get(place.layer));
+            let cache = self.caches.get(place.group).and_then(|layers| layers.get(place.layer));
             let (cache, quantised) = cache.ok_or_else(|| self.missing(place))?;
             let LayerInputs { query, key, value, learnable_sink, latent, .. } = *inputs;
             let quantised = quantised.as_ref();
@@ -130,7 +125,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
 
     /// Refuses a mask and sinks other than those of the capture.
     fn check_inputs(&self, layer: usize, place: LayerPlace, inputs: &LayerInputs<'_, T>) -> Result<(), Violation> {
-        let captured = self.captured.groups.get(place.group).and_then(|group| group.mask(place.layer));
+        let captured = self.groups.get(place.group).and_then(|group| group.mask(place.layer));
         if let (Some(given), Some(own)) = (inputs.mask, captured)
             && given != own
         {
@@ -146,7 +141,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         let Some(given) = inputs.learnable_sink else {
             return Ok(());
         };
-        let own = self.captured.sinks.get(layer).and_then(Option::as_ref);
+        let own = self.sinks.get(layer).and_then(Option::as_ref);
         check_captured(("learnable_sink", format_args!("layer {layer}")), Some(given), own, SINKS_FIX)
     }
 
@@ -226,7 +221,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         }
         self.check_rows(("x", inputs.x, x), layer)?;
         copy_rows(stream, std::iter::once(("x", &**inputs.x, &**x)))?;
-        leased.note_call(self.replays.launch(self.captured.layers.saturating_add(place.layer), queued))?;
+        leased.note_call(self.replays.launch(self.layers.saturating_add(place.layer), queued))?;
         self.convolved = Some(place.layer);
         Ok(y.clone())
     }

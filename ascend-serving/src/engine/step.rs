@@ -327,7 +327,7 @@ impl<'a, T: Element> Step<'a, T> {
         let place = self.place(layer)?;
         let groups = match &self.calls {
             StepCalls::Planned(planned) => planned.groups.len(),
-            StepCalls::Replayed(replayed) => replayed.captured.groups.len(),
+            StepCalls::Replayed(replayed) => replayed.groups.len(),
         };
         if (place.group == groups) == is_linear {
             return Ok(place);

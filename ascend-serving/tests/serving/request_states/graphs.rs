@@ -10,8 +10,8 @@ use ascend_attention::sys::bindings::{aclError, aclmdlRI, aclrtStream};
 use ascend_attention::{Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
-    AnyLayerInputs, Attention, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs, Error, GraphLimits,
-    LayerTensor, LinearCapture, RangeCheck, Result, StatePolicy, Step, rules,
+    Attention, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs, Error, GraphLimits, LayerTensor,
+    LinearCapture, RangeCheck, Result, StatePolicy, rules,
 };
 use proptest::prelude::*;
 
@@ -24,23 +24,6 @@ use crate::harness;
 pub(super) struct Graphs {
     pub(super) graphs: AttentionGraphs<bf16>,
     weights: Vec<Tensor<bf16>>,
-}
-
-/// A step that is replayed, with the weights of each layer.
-struct Replayed<'a> {
-    step: Step<'a, bf16>,
-    weights: &'a [Tensor<bf16>],
-}
-
-impl Layers for Replayed<'_> {
-    /// The graph reads its own weights.
-    fn convolve(&mut self, layer: usize, x: &Tensor<bf16>, _: &Tensor<bf16>) -> Result<Tensor<bf16>> {
-        self.step.convolve(layer, (x, &self.weights[layer])).cloned()
-    }
-
-    fn forward(&mut self, layer: usize, inputs: AnyLayerInputs<'_, bf16>) -> Result<Tensor<bf16>> {
-        self.step.forward(layer, inputs).cloned()
-    }
 }
 
 fn all_weights(stream: &Stream) -> Vec<Tensor<bf16>> {
@@ -74,12 +57,15 @@ impl Graphs {
         names: &[u64],
         layers: Range<usize>,
     ) -> Result<Vec<Vec<bf16>>> {
-        let step = self.graphs.begin(stream, metadata)?;
-        let mut step = Replayed { step, weights: &self.weights };
-        // All layers of a kind write one output.
-        let outputs = layers.map(|layer| Ok(forward(&mut step, stream, names, 0, layer)?.download(stream)?));
+        let mut step = self.graphs.begin(stream, metadata)?;
+        // The graphs read their own weights, and all layers of a kind write one output.
+        let weights = &self.weights;
+        let outputs = layers.map(|layer| {
+            let output = forward_by(&weights[layer], &mut step, stream, (names, 0), layer)?;
+            Ok(output.download(stream)?)
+        });
         let outputs = outputs.collect::<Result<_>>()?;
-        step.step.end()?;
+        step.end()?;
         Ok(outputs)
     }
 }
