@@ -194,7 +194,8 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             let read = copies.clone().flat_map(|(name, given, own)| [(name, given), ("that of the graph", own)]);
             let read = read.filter_map(|(name, tensor)| Some((name, tensor?)));
             let states = leased.pool().layer(place.layer)?.tensor();
-            let others = read.chain([("the states", states), ("that of the graph", &*own.output)]);
+            let rows = own.convolution.iter().flatten().chain([&own.output]);
+            let others = read.chain([("the states", states)]).chain(rows.map(|rows| ("that of the graph", &**rows)));
             check_output("output", output, (stream.device(), own.output.shape()), others)?;
         }
         copy_rows(stream, copies.filter_map(|(name, from, to)| Some((name, from?, to?))))?;

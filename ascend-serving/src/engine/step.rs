@@ -206,9 +206,9 @@ impl<'a, T: Element> Step<'a, T> {
         Ok(self.output.insert(output))
     }
 
-    /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives, into which
-    /// a replay copies that of its graph. A step without graphs allocates nothing on the host from the second layer of
-    /// a kind on, if the backend does not.
+    /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives, into
+    /// which a replay copies that of its graph. A step without graphs allocates nothing on the host from the second
+    /// layer of a kind on, if the backend does not.
     ///
     /// # Errors
     /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
