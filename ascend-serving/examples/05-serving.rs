@@ -104,7 +104,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let query = packed(&stream, &tokens, layer, 0, HEADS);
             let key = packed(&stream, &tokens, layer, 1, KV_HEADS);
             let value = packed(&stream, &tokens, layer, 2, KV_HEADS);
-            outputs.push(layers.forward(layer, (&query, &key, &value))?);
+            outputs.push(layers.forward(layer, (&query, &key, &value))?.clone());
         }
         let served = layers.selected(0).map_or("nothing", |selected| selected.name);
         drop(layers);

@@ -182,7 +182,7 @@ fn main() -> Result<()> {
         let key_rope = upload(1, ROPE, &Model::key_rope)?;
         let tensors = LatentTensors { query_rope: &query_rope, form };
         let mut step = attention.begin(&stream, &metadata)?;
-        let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?;
+        let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?.clone();
         drop(step);
         println!("{:?}, tokens {of_step:?}: {}", metadata.state(), output.desc());
 

@@ -57,7 +57,8 @@
 //!
 //! # Step and backends
 //!
-//! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer.
+//! - [`Attention`], [`Step`]: the attention of a model over a paged cache, step by step, layer by layer, computed or
+//!   replayed.
 //! - [`LayerGroup`], [`Attention::of_groups`]: models with several kinds of layers, such as full and windowed ones.
 //! - [`Attention::of_hybrid`]: models that also have layers of linear attention (gated delta rule), with a state of
 //!   each request in a [`kv::StatePool`].
@@ -89,11 +90,10 @@
 //!
 //! # Graphs and ranks
 //!
-//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, layer by layer; layers of linear
-//!   attention too ([`LinearCapture`]).
+//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, by the calls of a [`Step`]; layers
+//!   of linear attention too ([`LinearCapture`]).
 //! - [`GraphPool`]: a graph for each size, with launches of one's own.
-//! - [`TreeGraphs`], [`SparseGraphs`]: drafted trees, and sparse attention, replayed from graphs, in the steps that
-//!   compute them without ([`TreeStep`], [`SparseStep`]).
+//! - [`TreeGraphs`], [`SparseGraphs`]: drafted trees, and sparse attention, replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.
 //! - [`TensorParallel`]: heads divided over ranks.
 //! - [`ContextAttention`], [`ContextParallel`]: contexts, and rows of prompts, divided over ranks, on a communicator
@@ -140,15 +140,12 @@ pub use drafts::{
     TreeRequest, TreeStep, TreeVerification,
 };
 pub use engine::{
-    AnyLayerInputs, Attention, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
-    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding, LayerGroup, LayerInputs,
-    LayerTensor, RangeCheck, RangeFinding, ServedStep, Step, StepComparison, compare_backends, compare_caches,
+    Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
+    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding, LayerGroup, LayerTensor,
+    LinearGraphTensors, RangeCheck, RangeFinding, ServedStep, Step, StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
-pub use graphs::{
-    AttentionGraphStep, AttentionGraphs, GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture,
-    LinearGraphTensors,
-};
+pub use graphs::{GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture};
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;

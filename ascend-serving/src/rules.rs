@@ -270,6 +270,10 @@ ascend_attention::spec::library_rules! {
         "a layer of linear attention gets the tensors of the delta rule, and a layer of attention query, key and value",
         "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "
         "and `LayerInputs` or query, key and value for the others";
+    STEP_IN_PLACE = "step.in_place",
+        "tensors of layers are filled in place, and launched, in steps that are replayed from graphs, which have them",
+        "bring the inputs of a layer to `Step::forward`, and the rows of its convolution to `Step::convolve`: every \
+         step takes them";
     STATE_TYPE = "state.type", "layers of linear attention compute in BF16",
         "make caches and tensors of `bf16`, the only type that the operators of linear attention take";
     STEP_CONVOLUTION = "step.convolution",

@@ -128,7 +128,7 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         let (latent, key_rope) = (rows(1, 512)?, rows(1, 64)?);
         let tensors = LatentTensors { query_rope: &query_rope, form };
         let mut step = attention.begin(stream, &metadata)?;
-        let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?;
+        let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?.clone();
         drop(step);
         output.download(stream)?;
     }
@@ -388,11 +388,11 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
             let mut step = attention.begin(&stream, &metadata)?;
             for layer in 0..3 {
                 let mut forward = || match layer {
-                    1 => step.forward(layer, (&rows, &rows, &rows)),
+                    1 => step.forward(layer, (&rows, &rows, &rows)).map(drop),
                     _ => {
                         // Its rows are not read: where it fails on the device, nothing has written them.
                         step.convolve(layer, (&mixed, &weight))?;
-                        step.forward(layer, tensors)
+                        step.forward(layer, tensors).map(drop)
                     }
                 };
                 let Err(failed) = forward() else {

@@ -66,7 +66,7 @@ pub fn step(
     for layer in 0..LAYERS - 1 {
         step.forward(layer, inputs)?;
     }
-    let output = step.forward(LAYERS - 1, inputs)?;
+    let output = step.forward(LAYERS - 1, inputs)?.clone();
     drop(step);
     output.download(stream)?;
     Ok(())

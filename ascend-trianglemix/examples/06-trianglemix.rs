@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let key = packed(&stream, &tokens, layer, 1, KV_HEADS);
             let value = packed(&stream, &tokens, layer, 2, KV_HEADS);
             let begun = Instant::now();
-            outputs.push(step.forward(layer, (&query, &key, &value))?);
+            outputs.push(step.forward(layer, (&query, &key, &value))?.clone());
             stream.synchronize()?;
             if let Some(time) = times.get_mut(usize::from(layer >= LAYERS / 2)) {
                 *time += begun.elapsed();

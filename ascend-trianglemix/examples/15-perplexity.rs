@@ -137,7 +137,7 @@ fn perplexity(
         let output = step.forward(layer, (&query, &key, &value))?;
         stream.synchronize()?;
         time += begun.elapsed();
-        Ok(download(stream, &output)?)
+        Ok(download(stream, output)?)
     })?;
     step.end()?;
 

@@ -1,12 +1,12 @@
 //! The output of a replayed layer read after the next layer has overwritten it.
 
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::AttentionGraphStep;
+use ascend_serving::Step;
 use ascend_serving::Error;
 
 fn collected(
     stream: &Stream,
-    step: &mut AttentionGraphStep<'_, bf16>,
+    step: &mut Step<'_, bf16>,
     rows: &Tensor<bf16>,
 ) -> Result<Vec<bf16>, Error> {
     let first = step.forward(0, (rows, rows, rows))?;
@@ -14,7 +14,7 @@ fn collected(
     Ok(first.download(stream)?)
 }
 
-fn looked_up(stream: &Stream, step: &mut AttentionGraphStep<'_, bf16>) -> Result<Vec<bf16>, Error> {
+fn looked_up(stream: &Stream, step: &mut Step<'_, bf16>) -> Result<Vec<bf16>, Error> {
     let first = step.tensors(0)?;
     step.launch(0)?;
     step.launch(1)?;

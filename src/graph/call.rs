@@ -32,14 +32,14 @@ pub(super) fn new_graph() -> u64 {
 
 /// The longest lengths of a call.
 #[derive(Debug)]
-struct Longest {
+struct LongestLengths {
     form: &'static str,
     requests: usize,
-    most: Most,
+    most: KeyBounds,
 }
 
 #[derive(Debug)]
-enum Most {
+enum KeyBounds {
     /// Keys of each request.
     Each(Vec<usize>),
     /// Keys of any request, and of all together.
@@ -48,16 +48,16 @@ enum Most {
 
 /// A call whose lengths vary.
 #[derive(Debug)]
-pub(super) struct Varying {
+pub(super) struct VaryingCall {
     call: FusedInferAttention,
-    longest: Longest,
+    longest: LongestLengths,
     /// Tensors to plan with.
     bound: OwnedBindings,
     /// Workspace that every launch has.
     workspace_bytes: usize,
 }
 
-impl Varying {
+impl VaryingCall {
     /// A call planned at its longest lengths.
     pub(super) fn new(
         call: &FusedInferAttention,
@@ -67,10 +67,10 @@ impl Varying {
         let plan = longest.apply(call.clone()).plan_bindings(&bound, Reading::Captured)?;
         let varying = Self {
             call: call.clone(),
-            longest: Longest {
+            longest: LongestLengths {
                 form: longest.form(),
                 requests: longest.keys().lengths().len(),
-                most: Most::Each(longest.keys().lengths().to_vec()),
+                most: KeyBounds::Each(longest.keys().lengths().to_vec()),
             },
             bound,
             workspace_bytes: plan.workspace_bytes(),
@@ -89,7 +89,7 @@ impl Varying {
         let first = extremes.next().unwrap_or_default();
         let longest = CallLengths::PackedPaged { q: rows, kv: &first };
         let (mut varying, plan) = Self::new(call, longest, bound)?;
-        varying.longest.most = Most::Within(limits);
+        varying.longest.most = KeyBounds::Within(limits);
         for other in extremes {
             let lengths = CallLengths::PackedPaged { q: rows, kv: &other };
             let call = lengths.apply(call.clone());
@@ -121,7 +121,7 @@ impl Varying {
     }
 }
 
-impl Longest {
+impl LongestLengths {
     fn admits(&self, lengths: CallLengths<'_>) -> Result<(), Violation> {
         if lengths.form() != self.form {
             return Err(Violation::new(
@@ -141,8 +141,8 @@ impl Longest {
             ));
         }
         let longest = match &self.most {
-            Most::Within(limits) => return limits.admits(keys.lengths()),
-            Most::Each(longest) => longest,
+            KeyBounds::Within(limits) => return limits.admits(keys.lengths()),
+            KeyBounds::Each(longest) => longest,
         };
         let mut both = keys.lengths().iter().zip(longest);
         match both.position(|(given, longest)| given > longest) {
@@ -157,32 +157,32 @@ impl Longest {
     }
 }
 
-/// A launch of a [`Varying`] call within the graph.
+/// A launch of a [`VaryingCall`] within the graph.
 #[derive(Debug)]
-pub(super) struct Launched {
+pub(super) struct CapturedLaunch {
     /// Index of the call among the graph's.
     pub(super) call: usize,
     bound: OwnedBindings,
     workspace: Option<Arc<Memory>>,
-    group: Group,
+    group: TaskGroup,
     pub(super) event: ExternalEvent,
 }
 
 /// The handle of a task group. It ends with the graph.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Group(pub(super) sys::aclrtTaskGrp);
+pub(super) struct TaskGroup(pub(super) sys::aclrtTaskGrp);
 
 // SAFETY: a name, not memory: CANN takes it from any thread whose context is the graph's.
-unsafe impl Send for Group {}
+unsafe impl Send for TaskGroup {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Group {}
+unsafe impl Sync for TaskGroup {}
 
-impl Launched {
+impl CapturedLaunch {
     pub(super) fn new(
         call: usize,
         bound: OwnedBindings,
         workspace: Option<Arc<Memory>>,
-        group: Group,
+        group: TaskGroup,
         event: ExternalEvent,
     ) -> Self {
         Self { call, bound, workspace, group, event }
@@ -198,7 +198,7 @@ impl Launched {
         let raw = side.as_raw();
         // SAFETY: the stream is alive and not captured, and the group is one of the graph's, which lives.
         unsafe { acl!(api, aclmdlRICaptureTaskUpdateBegin(raw, self.group.0)) }?;
-        let queue = Updating { side, workspace: self.workspace.as_ref() };
+        let queue = UpdateQueue { side, workspace: self.workspace.as_ref() };
         let outcome = plan.run(&queue, &self.bound);
         // Also after a failure: the stream has to leave the update.
         // SAFETY: the stream is alive and not captured.
@@ -208,12 +208,12 @@ impl Launched {
 }
 
 /// The queue of a launch that replaces a captured one.
-struct Updating<'a> {
+struct UpdateQueue<'a> {
     side: &'a Stream,
     workspace: Option<&'a Arc<Memory>>,
 }
 
-impl LaunchQueue for Updating<'_> {
+impl LaunchQueue for UpdateQueue<'_> {
     fn context(&self) -> &Arc<Context> {
         self.side.context()
     }
@@ -268,7 +268,7 @@ mod tests {
         let longest = CallLengths::Batched { q: None, kv: &keys };
         let call = FusedInferAttention::new(Layout::Bsh).scale(1.0).heads(1);
         let bound = OwnedBindings::of(&inputs.tensors()).unwrap();
-        let (mut varying, plan) = Varying::new(&call, longest, bound).unwrap();
+        let (mut varying, plan) = VaryingCall::new(&call, longest, bound).unwrap();
         assert!(plan.workspace_bytes() > 0);
         assert!(varying.plan(longest).is_ok());
         varying.workspace_bytes -= 1;

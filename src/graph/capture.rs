@@ -18,7 +18,7 @@ use ascend_spec::Violation;
 use crate::rules;
 use crate::runtime::{Context, LaunchQueue, Memory, Queue, ReplayCheck, ReplayedObject, Stream, capturing};
 
-use super::call::{CapturedCall, Group, Launched, Varying};
+use super::call::{CapturedCall, CapturedLaunch, TaskGroup, VaryingCall};
 use super::external_event::ExternalEvent;
 use super::limits::KeyLimits;
 
@@ -74,17 +74,17 @@ pub struct Capturing<'a> {
     /// which it is large enough.
     workspace: RefCell<Option<Arc<Memory>>>,
     /// Calls whose lengths vary, planned at the longest.
-    calls: RefCell<Vec<(Varying, Plan)>>,
-    launches: RefCell<Vec<Launched>>,
+    calls: RefCell<Vec<(VaryingCall, Plan)>>,
+    launches: RefCell<Vec<CapturedLaunch>>,
     checks: RefCell<Vec<Arc<dyn ReplayCheck>>>,
     objects: RefCell<Vec<Arc<dyn ReplayedObject>>>,
     failed: RefCell<Option<Error>>,
 }
 
 /// What a finished capture hands to the graph.
-pub(super) struct Captured {
-    pub(super) calls: Vec<Varying>,
-    pub(super) launches: Vec<Launched>,
+pub(super) struct CapturedWork {
+    pub(super) calls: Vec<VaryingCall>,
+    pub(super) launches: Vec<CapturedLaunch>,
     /// Checks of launches whose lengths stay the same in every replay.
     pub(super) checks: Vec<Arc<dyn ReplayCheck>>,
     /// What else the replays use.
@@ -172,12 +172,12 @@ impl<'a> Capturing<'a> {
         }
     }
 
-    pub(super) fn finish(self) -> Result<Captured> {
+    pub(super) fn finish(self) -> Result<CapturedWork> {
         if let Some(error) = self.failed.into_inner() {
             return Err(error);
         }
         let calls = self.calls.into_inner().into_iter();
-        Ok(Captured {
+        Ok(CapturedWork {
             calls: calls.map(|(varying, _)| varying).collect(),
             launches: self.launches.into_inner(),
             checks: self.checks.into_inner(),
@@ -203,7 +203,7 @@ impl<'a> Capturing<'a> {
         longest: CallLengths<'_>,
         inputs: impl Into<Inputs<'t, T>>,
     ) -> Result<CapturedCall> {
-        self.planned(inputs.into().tensors(), |bound| Varying::new(call, longest, bound))
+        self.planned(inputs.into().tensors(), |bound| VaryingCall::new(call, longest, bound))
     }
 
     /// As [`Capturing::attention`], but over a paged cache with packed queries (TND), for requests that may each be
@@ -219,13 +219,13 @@ impl<'a> Capturing<'a> {
         limits: KeyLimits,
         inputs: impl Into<Inputs<'t, T>>,
     ) -> Result<CapturedCall> {
-        self.planned(inputs.into().tensors(), |bound| Varying::within(call, rows, limits, bound))
+        self.planned(inputs.into().tensors(), |bound| VaryingCall::within(call, rows, limits, bound))
     }
 
     fn planned(
         &self,
         tensors: CallTensors<'_>,
-        plan: impl FnOnce(OwnedBindings) -> Result<(Varying, Plan)>,
+        plan: impl FnOnce(OwnedBindings) -> Result<(VaryingCall, Plan)>,
     ) -> Result<CapturedCall> {
         tensors.visit(|argument, tensor| tensor.on(argument.name(), self.stream.context()))?;
         let planned = plan(OwnedBindings::of(&tensors)?)?;
@@ -254,7 +254,7 @@ impl<'a> Capturing<'a> {
         Ok(())
     }
 
-    fn launch_grouped(&self, call: CapturedCall, launch: &Launch<'_>) -> Result<Launched> {
+    fn launch_grouped(&self, call: CapturedCall, launch: &Launch<'_>) -> Result<CapturedLaunch> {
         let calls = self.calls.borrow();
         let known = calls.get(call.index);
         let Some((varying, plan)) = known.filter(|_| call.graph == self.graph) else {
@@ -287,7 +287,7 @@ impl<'a> Capturing<'a> {
         // SAFETY: the stream is alive and being captured; `group` is a place for the result.
         let end = unsafe { acl!(api, aclmdlRICaptureTaskGrpEnd(stream.as_raw(), &mut group)) };
         outcome.and(end)?;
-        Ok(Launched::new(call.index, bound, workspace, Group(group), event))
+        Ok(CapturedLaunch::new(call.index, bound, workspace, TaskGroup(group), event))
     }
 
     /// The raw stream (`aclrtStream`) that is being captured, for work of other libraries. It is not to be used after

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::runtime::{Device, Memory, Stream};
 
 use super::capture::Capturing;
-use super::captured::{Graph, ReplayOrder};
+use super::captured_graph::{Graph, ReplayOrder};
 
 /// Captures graphs that share one workspace, one stream for captures and one for updates: those of the layers of a
 /// model, or of several batch sizes.

@@ -87,7 +87,7 @@
 
 mod call;
 mod capture;
-mod captured;
+mod captured_graph;
 mod estimate;
 mod external_event;
 mod group;
@@ -97,7 +97,7 @@ mod update;
 
 pub use call::CapturedCall;
 pub use capture::Capturing;
-pub use captured::Graph;
+pub use captured_graph::Graph;
 pub use estimate::CaptureEstimate;
 pub use group::GraphGroup;
 pub use limits::KeyLimits;

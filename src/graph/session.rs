@@ -10,18 +10,18 @@ use crate::runtime::{Context, Resource, Stream, Uses, capturing};
 
 /// A captured graph (`aclmdlRI`).
 #[derive(Debug)]
-pub(super) struct Replayable {
+pub(super) struct GraphHandle {
     context: Arc<Context>,
     raw: sys::aclmdlRI,
     uses: Uses,
 }
 
 // SAFETY: `raw` is a name, not memory; CANN takes calls with one graph from any thread whose context is the graph's.
-unsafe impl Send for Replayable {}
+unsafe impl Send for GraphHandle {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Replayable {}
+unsafe impl Sync for GraphHandle {}
 
-impl Replayable {
+impl GraphHandle {
     /// Queues a replay. Returns its number on the stream, and the outcome.
     ///
     /// # Safety
@@ -39,7 +39,7 @@ impl Replayable {
     }
 }
 
-impl Drop for Replayable {
+impl Drop for GraphHandle {
     fn drop(&mut self) {
         // SAFETY: this object owns the graph, and every replay was noted in `uses`.
         unsafe { self.context.retire(Resource::Graph(self.raw), &mut self.uses) };
@@ -47,13 +47,13 @@ impl Drop for Replayable {
 }
 
 /// A stream whose work is recorded. Dropping it ends the capture and destroys what was recorded.
-pub(super) struct Session<'a> {
+pub(super) struct CaptureSession<'a> {
     stream: &'a Stream,
     open: bool,
     _scope: capturing::Scope,
 }
 
-impl<'a> Session<'a> {
+impl<'a> CaptureSession<'a> {
     pub(super) fn begin(stream: &'a Stream) -> Result<Self> {
         let scope = capturing::begin()?;
         let api = stream.context().bind()?;
@@ -65,21 +65,21 @@ impl<'a> Session<'a> {
     }
 
     /// Ends the capture and returns the graph.
-    pub(super) fn end(mut self) -> Result<Replayable> {
+    pub(super) fn end(mut self) -> Result<GraphHandle> {
         self.close()
     }
 
-    fn close(&mut self) -> Result<Replayable> {
+    fn close(&mut self) -> Result<GraphHandle> {
         self.open = false;
         let api = self.stream.context().bind()?;
         let mut raw = ptr::null_mut();
         // SAFETY: the stream is being captured; `raw` is a place for the result.
         let ended = unsafe { acl!(api, aclmdlRICaptureEnd(self.stream.as_raw(), &mut raw)) };
-        ended.map(|()| Replayable { context: Arc::clone(self.stream.context()), raw, uses: Uses::default() })
+        ended.map(|()| GraphHandle { context: Arc::clone(self.stream.context()), raw, uses: Uses::default() })
     }
 }
 
-impl Drop for Session<'_> {
+impl Drop for CaptureSession<'_> {
     fn drop(&mut self) {
         if self.open {
             // What failed already is being reported; the end of a failed capture fails too.

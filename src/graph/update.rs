@@ -10,13 +10,13 @@ use ascend_spec::Violation;
 
 use crate::rules;
 
-use super::call::{CapturedCall, Varying};
+use super::call::{CapturedCall, VaryingCall};
 
 /// The calls of a graph that take lengths.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct VaryingCalls {
     pub(super) graph: u64,
-    pub(super) calls: Vec<Varying>,
+    pub(super) calls: Vec<VaryingCall>,
 }
 
 /// New lengths for every call of a graph that takes them: checked, planned, and used up by one replay. From
@@ -25,14 +25,14 @@ pub(super) struct Calls {
 /// It can be made while the previous replay is still running.
 #[must_use = "an update does nothing until replayed"]
 pub struct Update {
-    calls: Arc<Calls>,
+    calls: Arc<VaryingCalls>,
     plans: Vec<Option<Plan>>,
     /// Whether a replay was queued with it.
     used: AtomicBool,
 }
 
 impl Update {
-    pub(super) fn new(calls: &Arc<Calls>) -> Self {
+    pub(super) fn new(calls: &Arc<VaryingCalls>) -> Self {
         Self {
             calls: Arc::clone(calls),
             plans: calls.calls.iter().map(|_| None).collect(),
@@ -116,7 +116,7 @@ impl Update {
     }
 
     /// The plans of a graph's calls, if they are all there.
-    pub(super) fn complete(&self, calls: &Arc<Calls>) -> Result<&[Option<Plan>], Violation> {
+    pub(super) fn complete(&self, calls: &Arc<VaryingCalls>) -> Result<&[Option<Plan>], Violation> {
         if !Arc::ptr_eq(&self.calls, calls) {
             return Err(Violation::new(
                 &rules::GRAPH_UPDATE,

@@ -49,7 +49,7 @@ pub(super) fn steps<T: Half>(device: &Device, work: &Work) -> Result<WholeSteps>
         let metadata = attention.metadata(&requests, StatePolicy::default())?;
         let mut current = attention.begin(&stream, &metadata)?;
         let start = stream.record_timing_event()?;
-        let attended = current.forward(0, (&query, &key, &value))?;
+        let attended = current.forward(0, (&query, &key, &value))?.clone();
         let end = stream.record_timing_event()?;
         current.end()?;
         stream.synchronize()?;

@@ -168,7 +168,7 @@ fn step(stream: &Stream, head_dim: usize, backends: Backends<bf16>) -> Vec<ascen
     };
     let [query, key, value] = [rows(4), rows(2), rows(2)];
     let mut step = engine.begin(stream, &metadata).unwrap();
-    let layers = (0..2).map(|layer| step.forward(layer, (&query, &key, &value)));
+    let layers = (0..2).map(|layer| step.forward(layer, (&query, &key, &value)).cloned());
     layers.collect()
 }
 

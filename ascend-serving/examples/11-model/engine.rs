@@ -147,23 +147,20 @@ impl<'a> Engine<'a> {
 
         let graphs = self.graphs.as_mut();
         let graphs = graphs.filter(|graphs| graphs.serves(&metadata));
-        let state = if let Some(graphs) = graphs {
-            self.replays += 1;
-            let mut step = graphs.begin(stream, &mut metadata)?;
-            model.forward(&tokens, &positions, |layer, attended| {
-                let [query, key, value] = attended.upload(stream, &model.config)?;
-                let output = step.forward(layer, (&query, &key, &value))?;
-                // Without the rows of padding.
-                download(stream, &output.narrow(0, 0..tokens.len())?)
-            })?
-        } else {
-            let mut step = self.attention.begin(stream, &metadata)?;
-            model.forward(&tokens, &positions, |layer, attended| {
-                let [query, key, value] = attended.upload(stream, &model.config)?;
-                let output = step.forward(layer, (&query, &key, &value))?;
-                download(stream, &output)
-            })?
+        let mut step = match graphs {
+            Some(graphs) => {
+                self.replays += 1;
+                graphs.begin(stream, &mut metadata)?
+            }
+            None => self.attention.begin(stream, &metadata)?,
         };
+        let state = model.forward(&tokens, &positions, |layer, attended| {
+            let [query, key, value] = attended.upload(stream, &model.config)?;
+            let output = step.forward(layer, (&query, &key, &value))?;
+            // Without the rows of padding.
+            download(stream, &output.narrow(0, 0..tokens.len())?)
+        })?;
+        step.end()?;
 
         // The results are here, but the stream may not have passed the step's end, behind which blocks are handed out
         // again.

@@ -16,7 +16,7 @@ use std::error::Error;
 
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_serving::prelude::*;
-use ascend_serving::{AnyLayerInputs, AttentionGraphStep, LinearCapture};
+use ascend_serving::{AnyLayerInputs, LinearCapture, Step};
 
 use dense::Whole;
 use model::{Attend, CONVOLUTION, Delta, FULL, KEY_HEADS, LINEAR, MIXED, Model, STATES, VOCABULARY};
@@ -37,16 +37,11 @@ struct Request {
     left: usize,
 }
 
-/// A step that is queued layer by layer, or replayed from graphs.
-enum Queued<'s> {
-    Step(Box<Step<'s, bf16>>),
-    Replayed(Box<AttentionGraphStep<'s, bf16>>),
-}
-
 /// The layers of a step.
 struct Layers<'a, 's> {
     stream: &'a Stream,
-    step: Queued<'s>,
+    /// Queued layer by layer, or replayed from graphs.
+    step: Step<'s, bf16>,
     /// Rows of the requests, without the padding of a graph.
     tokens: usize,
     /// The weights of each layer's convolution.
@@ -72,18 +67,12 @@ impl Layers<'_, '_> {
         layer: usize,
         inputs: impl Into<AnyLayerInputs<'i, bf16>>,
     ) -> ascend_serving::Result<Vec<f64>> {
-        let output = match &mut self.step {
-            Queued::Step(step) => step.forward(layer, inputs)?,
-            Queued::Replayed(step) => step.forward(layer, inputs)?.clone(),
-        };
+        let output = self.step.forward(layer, inputs)?.clone();
         self.download(&output)
     }
 
     fn end(self) -> ascend_serving::Result<()> {
-        match self.step {
-            Queued::Step(step) => step.end(),
-            Queued::Replayed(step) => step.end(),
-        }
+        self.step.end()
     }
 }
 
@@ -97,10 +86,7 @@ impl Attend for Layers<'_, '_> {
 
     fn convolve(&mut self, layer: usize, mixed: Vec<f64>, _: &[f64]) -> ascend_serving::Result<Vec<f64>> {
         let (x, weight) = (self.upload(&mixed, &[MIXED])?, &self.weights[layer]);
-        let convolved = match &mut self.step {
-            Queued::Step(step) => step.convolve(layer, (&x, weight))?,
-            Queued::Replayed(step) => step.convolve(layer, (&x, weight))?.clone(),
-        };
+        let convolved = self.step.convolve(layer, (&x, weight))?.clone();
         self.download(&convolved)
     }
 
@@ -231,9 +217,9 @@ impl<'s> Engine<'s> {
         let step = match self.graphs.as_mut().filter(|graphs| graphs.serves(metadata)) {
             Some(graphs) => {
                 self.acts.replayed_steps += 1;
-                Queued::Replayed(Box::new(graphs.begin(self.stream, metadata)?))
+                graphs.begin(self.stream, metadata)?
             }
-            None => Queued::Step(Box::new(self.attention.begin(self.stream, metadata)?)),
+            None => self.attention.begin(self.stream, metadata)?,
         };
         let mut layers = Layers { stream: self.stream, step, tokens: tokens.len(), weights: &self.weights };
         let logits = self.model.forward(&tokens, &mut layers)?;

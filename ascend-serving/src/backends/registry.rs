@@ -58,7 +58,7 @@ const BOUND: &str = "a flag, or `Backends::for_steps`, binds steps of this kind 
      there, one of your own in the list of `Backends::for_steps`, since no registered one is tried";
 
 /// The backend whose program a graph records.
-pub(crate) struct Recorded<T: Element> {
+pub(crate) struct RecordedBackend<T: Element> {
     pub(crate) backend: Arc<dyn AttentionBackend<T>>,
     /// The program of some step. Those of others differ in lengths, blocks and the contents of masks alone.
     pub(crate) form: StepProgram<T>,
@@ -413,7 +413,7 @@ impl<T: Element> Backends<T> {
         steps: &[StepContext<'_>],
         first: &LayerTensors<'_, T>,
         columns: usize,
-    ) -> Result<Recorded<T>> {
+    ) -> Result<RecordedBackend<T>> {
         let Some(step) = steps.first() else {
             return Err(no_backend(&[], None));
         };
@@ -431,7 +431,7 @@ impl<T: Element> Backends<T> {
             form.check_form(&program, backend.name())?;
             let plan = StepPlan::of_program(program, step, first, Some(columns))?;
             self.admits(plan.memory())?;
-            Ok(Recorded { backend: Arc::clone(backend), form, plan })
+            Ok(RecordedBackend { backend: Arc::clone(backend), form, plan })
         })?;
         Ok(recorded)
     }

@@ -9,10 +9,9 @@ use ascend_attention::merge::Part;
 use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
 use crate::backends::RefusedBackend;
-use crate::engine::QueuedLayers;
 use crate::error::{Error, Result};
-use crate::graphs::{GraphLimits, GraphPool, GraphTensors, RowsEach};
-use crate::kv::{CacheEntry, CacheShape, LayerCache, PagedKvCache};
+use crate::graphs::{GraphLimits, GraphPool, GraphTensors, RowsPerRequest};
+use crate::kv::{CacheEntry, CacheShape, LayerCache, PagedKvCache, QueuedLayers};
 use crate::rules;
 
 use super::DraftTree;
@@ -68,7 +67,7 @@ pub struct TreeGraphs<T: Element> {
     shape: CacheShape,
     caches: Vec<LayerCache<T>>,
     /// Most nodes of a tree.
-    nodes: RowsEach,
+    nodes: RowsPerRequest,
     /// Limits of the requests' tokens in the cache.
     limits: KeyLimits,
     form: TreeForm,

@@ -6,11 +6,10 @@ use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::merge::{Part, PartsOfRows, RowMergePlan};
 use ascend_attention::{Element, Output, Plan, Stream, Tensor, Violation};
 
-use crate::backends::{RefusedBackend, size};
-use crate::engine::{LayerInputs, QueuedLayers, names_of_keys};
+use crate::backends::{LayerInputs, RefusedBackend, names_of_keys, size};
 use crate::error::Result;
 use crate::graphs::{GraphTensors, Replays};
-use crate::kv::{LayerCache, PageTable, PagedKvCache, StepLease, no_layer};
+use crate::kv::{LayerCache, PageTable, PagedKvCache, QueuedLayers, StepLease, no_layer};
 use crate::rules;
 
 use super::DraftTree;
@@ -203,7 +202,7 @@ impl<'a, T: Element> TreeStep<'a, T> {
             Calls::One(plan) => Ok(plan.launch(self.stream, tensors.over_cache())?),
             Calls::Two(plans) => plans.launch(self.stream, &tensors),
             Calls::Graphs(replays) => {
-                replays.launch(layer, || ())?;
+                replays.launch(layer, &mut self.layers)?;
                 Ok(replays.buffers().output())
             }
         }

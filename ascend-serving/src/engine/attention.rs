@@ -258,11 +258,6 @@ impl<T: Element> Attention<T> {
         self.states.as_deref()
     }
 
-    /// The states, for graphs.
-    pub(crate) fn shared_states(&self) -> Option<&Arc<StatePool>> {
-        self.states.as_ref()
-    }
-
     /// The number of a layer of the model among those of linear attention, if it is one.
     pub(super) fn linear_layer(&self, layer: usize) -> Option<usize> {
         self.places.get(layer).filter(|place| place.group == self.groups.len()).map(|place| place.layer)

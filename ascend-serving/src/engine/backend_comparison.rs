@@ -317,7 +317,7 @@ fn forward<T: Number>(
     let mut outputs = Vec::with_capacity(layers.len());
     let mut step = attention.begin(stream, metadata)?;
     for (layer, [query, key, value]) in layers.iter().enumerate() {
-        outputs.push(step.forward(layer, (query, key, value))?);
+        outputs.push(step.forward(layer, (query, key, value))?.clone());
     }
     let backend = step.selected(0).map_or("", |selected| selected.name);
     Ok((backend, outputs))

@@ -2,11 +2,11 @@
 
 use ascend_attention::{Number, Stream};
 
+use crate::backends::LayerInputs;
 use crate::batch::{BatchRequest, StatePolicy};
 use crate::error::{Error, Result};
 
 use super::attention::Attention;
-use super::layer_inputs::LayerInputs;
 
 /// How far the outputs of one layer are apart; NaN if an output is NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -83,8 +83,6 @@ pub(super) struct ConvolutionStep<T: Element> {
     calls: Option<Box<(ConvolutionCalls<T>, ConvolutionForm)>>,
     /// New rows of the requests, in front of the padding.
     rows: usize,
-    /// Which layers are convolved.
-    done: Vec<bool>,
 }
 
 impl<T: Element> ConvolutionStep<T> {
@@ -93,12 +91,7 @@ impl<T: Element> ConvolutionStep<T> {
         let front = pool.shape().convolution?.front();
         let rows = states.iter().fold(0usize, |sum, state| sum.saturating_add(state.new_tokens()));
         let numbers = ConvolutionRows::of(front, states, (0, rows));
-        Some(Self { numbers, calls: None, rows, done: vec![false; pool.shape().layers] })
-    }
-
-    /// Whether a layer is convolved.
-    pub(super) fn is_done(&self, layer: usize) -> bool {
-        self.done.get(layer).copied().unwrap_or(false)
+        Some(Self { numbers, calls: None, rows })
     }
 
     /// Queues the convolution of a layer, counted among those of linear attention, and says before the first call that
@@ -111,10 +104,6 @@ impl<T: Element> ConvolutionStep<T> {
         inputs: &ConvolutionInputs<'_, T>,
         wrote: impl FnOnce(),
     ) -> Result<Tensor<T>> {
-        if self.is_done(layer) {
-            let given = format_args!("layer {layer} of linear attention twice");
-            return Err(rules::STEP_CONVOLUTION.broken(given, "each layer once in a step").into());
-        }
         let form = ConvolutionForm::of(inputs, stream.device())?;
         let &ConvolutionInputs { x, weight, bias } = inputs;
         if x.shape().first() != Some(&tokens) {
@@ -152,9 +141,6 @@ impl<T: Element> ConvolutionStep<T> {
         };
         calls.launch(stream, tensors, &mut y.narrow(0, 0..self.rows)?, wrote)?;
         y.narrow(0, self.rows..tokens)?.clear(stream)?;
-        if let Some(done) = self.done.get_mut(layer) {
-            *done = true;
-        }
         Ok(y)
     }
 }

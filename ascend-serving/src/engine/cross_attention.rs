@@ -10,11 +10,12 @@ use crate::backends::{
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
 use crate::error::Result;
-use crate::kv::{CacheEntry, CacheWrite, PagedKvCache, Sequence, StepLease, StepProgress, StepTokens, uncopied};
+use crate::kv::{
+    CacheEntry, CacheWrite, PagedKvCache, QueuedLayers, Sequence, StepLease, StepProgress, StepTokens, uncopied,
+};
 use crate::rules;
 
 use super::layer_check::StepRows;
-use super::queued_layers::QueuedLayers;
 
 /// The cross attention of a model with an encoder, such as Whisper, T5, or a language model that looks at pictures:
 /// each request's encoder tokens are written once, and every token of its decoder sees all of them, in every step.

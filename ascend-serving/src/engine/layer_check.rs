@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use ascend_attention::{Element, Tensor, Violation};
+use ascend_attention::{AnyTensor, Device, Element, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, size};
-use crate::error::Result;
+use crate::backends::{
+    LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, apart, names_of_keys, size,
+};
+use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
-
-use super::layer_inputs::names_of_keys;
 
 /// The kinds of inputs of the first layer of a step, for which the step is planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +120,22 @@ fn check_latent<T: Element>(
     let [latents, key_rope] = names_of_keys(true);
     check(rows, latents, layer.key, kv_heads, latent_dim)?;
     Ok(check(rows, key_rope, layer.value, kv_heads, rope_dim)?)
+}
+
+/// Refuses an output of the caller that is not a contiguous tensor of the device and of the shape that a layer writes,
+/// or that shares memory with what the layer reads, or with what else it writes.
+pub(crate) fn check_output<'a>(
+    name: &'static str,
+    output: &AnyTensor,
+    (device, shape): (&Device, &[usize]),
+    others: impl IntoIterator<Item = (&'static str, &'a AnyTensor)>,
+) -> Result<()> {
+    output.check_device(name, device)?;
+    if output.shape() != shape || !output.is_contiguous() {
+        let planned = format_args!("a contiguous tensor of {shape:?}");
+        return Err(Error::not_as_planned(name, output.desc(), planned));
+    }
+    apart(name, output, others)
 }
 
 /// The advice on heads of a layer of latent attention.

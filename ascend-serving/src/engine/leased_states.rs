@@ -14,16 +14,19 @@ pub(crate) const STATES_AGAIN: &str = "queue every layer; where one of linear at
 
 /// The states of a step's requests. Unless all layers are queued, nothing goes on from them once one was written.
 #[derive(Debug)]
-pub(crate) struct LeasedStates {
+pub(crate) struct LeasedStates<'a> {
+    pool: &'a StatePool,
     states: Vec<StateLease>,
     /// Whether a layer may have written states.
     wrote: bool,
     /// Whether a layer may have written the states of some calls alone.
     half_written: bool,
+    /// For each layer of linear attention whether it is convolved; empty where the pool has no convolution.
+    convolved: Vec<bool>,
     ended: bool,
 }
 
-impl LeasedStates {
+impl<'a> LeasedStates<'a> {
     /// Refuses a step on another stream than the pool's, one whose tokens see later ones, and states that nothing goes
     /// on from.
     pub(crate) fn check(pool: &StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
@@ -35,7 +38,7 @@ impl LeasedStates {
     }
 
     /// Makes the states of a step's requests ready, and begins to write them.
-    pub(crate) fn begin(pool: &StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<Self> {
+    pub(crate) fn begin(pool: &'a StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<Self> {
         let mut states = Vec::with_capacity(metadata.requests());
         for (at, request) in metadata.recurrent_requests().enumerate() {
             let Some(state) = request.state else {
@@ -58,7 +61,13 @@ impl LeasedStates {
             states.push((state, request.new));
         }
         let states = pool.begin(stream, states)?;
-        Ok(Self { states, wrote: false, half_written: false, ended: false })
+        let convolved = vec![false; pool.shape().convolution.map_or(0, |_| pool.shape().layers)];
+        Ok(Self { pool, states, wrote: false, half_written: false, convolved, ended: false })
+    }
+
+    /// The pool of the states.
+    pub(crate) fn pool(&self) -> &'a StatePool {
+        self.pool
     }
 
     /// The states, one for each request.
@@ -91,8 +100,42 @@ impl LeasedStates {
         self.half_written = false;
     }
 
+    /// Refuses a layer, number `own` of those of linear attention, in front of its convolution, or behind a layer that
+    /// has written some states and failed.
+    pub(crate) fn check_layer(&self, layer: usize, own: usize) -> Result<(), Violation> {
+        self.check_not_half_written(layer)?;
+        match self.convolved.get(own) {
+            Some(false) => {
+                let given = format_args!("layer {layer}, which was not convolved in this step");
+                Err(rules::STEP_CONVOLUTION.broken(given, "the layer behind its convolution"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a convolution where the pool has none, one that was queued before, and one behind a layer that
+    /// has written some states and failed.
+    pub(crate) fn check_convolution(&self, layer: usize, own: usize) -> Result<()> {
+        self.check_not_half_written(layer)?;
+        self.pool.windows(own)?;
+        match self.convolved.get(own) {
+            Some(true) => Err(rules::STEP_CONVOLUTION
+                .broken(format_args!("layer {layer} twice"), "each layer once in a step")
+                .into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that a layer is convolved, number `own` of those of linear attention.
+    pub(crate) fn end_convolution(&mut self, own: usize) {
+        self.end_write();
+        if let Some(convolved) = self.convolved.get_mut(own) {
+            *convolved = true;
+        }
+    }
+
     /// Refuses a layer behind one that has written some states and failed.
-    pub(crate) fn check_not_half_written(&self, layer: usize) -> Result<(), Violation> {
+    fn check_not_half_written(&self, layer: usize) -> Result<(), Violation> {
         if !self.half_written {
             return Ok(());
         }
@@ -108,7 +151,7 @@ impl LeasedStates {
     }
 }
 
-impl Drop for LeasedStates {
+impl Drop for LeasedStates<'_> {
     fn drop(&mut self) {
         if !self.ended && !self.wrote {
             self.states.iter_mut().for_each(StateLease::restore);

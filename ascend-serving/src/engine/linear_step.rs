@@ -3,20 +3,18 @@
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::apart;
-use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
-use crate::kv::{StatePool, no_layer};
+use crate::kv::no_layer;
 use crate::rules;
 
 use super::convolution_step::{ConvolutionInputs, ConvolutionStep};
+use super::layer_check::check_output;
 use super::leased_states::LeasedStates;
 use super::linear_calls::{DeltaCall, DeltaRows, DeltaRun};
 
-/// What the layers of linear attention share in a step: the states that it writes, and its calls.
+/// The calls that the layers of linear attention share in a step.
 #[derive(Debug)]
 pub(super) struct LinearStep<T: Element> {
-    leased: LeasedStates,
     runs: Vec<DeltaRun>,
     /// The convolutions in front of the layers, if the pool has their windows.
     convolution: Option<ConvolutionStep<T>>,
@@ -29,63 +27,44 @@ pub(super) struct LinearStep<T: Element> {
 }
 
 impl<T: Element> LinearStep<T> {
-    /// Begins the layers of linear attention of a step.
-    pub(super) fn begin(pool: &StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<Self> {
-        let leased = LeasedStates::begin(pool, stream, metadata)?;
-        let runs = DeltaRun::of(leased.states());
-        let convolution = ConvolutionStep::of(pool, leased.states());
-        Ok(Self { leased, runs, convolution, calls: None, decays: None, tokens: metadata.tokens() })
-    }
-
-    /// Whether a layer may have written states.
-    pub(super) fn has_written(&self) -> bool {
-        self.leased.has_written()
-    }
-
-    /// The end of a step of which every layer is queued.
-    pub(super) fn advance(&mut self) {
-        self.leased.advance();
+    /// The layers of linear attention of a step of `tokens` rows that writes these states, if the model has any.
+    pub(super) fn new(leased: Option<&LeasedStates<'_>>, tokens: usize) -> Self {
+        let runs = leased.map_or(Vec::new(), |leased| DeltaRun::of(leased.states()));
+        let convolution = leased.and_then(|leased| ConvolutionStep::of(leased.pool(), leased.states()));
+        Self { runs, convolution, calls: None, decays: None, tokens }
     }
 
     /// Queues the convolution of a layer, counted among those of linear attention.
     pub(super) fn convolve(
         &mut self,
-        pool: &StatePool,
         stream: &Stream,
         layer: usize,
         inputs: &ConvolutionInputs<'_, T>,
+        leased: &mut LeasedStates<'_>,
     ) -> Result<Tensor<T>> {
-        self.leased.check_not_half_written(layer)?;
-        // A pool without a convolution is refused by that.
-        pool.windows(layer)?;
         let Some(convolution) = &mut self.convolution else {
             return Err(no_layer(layer, 0));
         };
-        let place = (layer, self.tokens);
-        let y = convolution.queue_layer(pool, stream, place, inputs, || self.leased.begin_write())?;
-        self.leased.end_write();
-        Ok(y)
+        let (pool, place) = (leased.pool(), (layer, self.tokens));
+        convolution.queue_layer(pool, stream, place, inputs, || leased.begin_write())
     }
 
     /// Queues a layer, counted among those of linear attention, whose output is zero in the rows of the padding.
     pub(super) fn queue_layer(
         &mut self,
-        pool: &StatePool,
         stream: &Stream,
         layer: usize,
         tensors: &DeltaTensors<'_, T>,
         into: Option<&Tensor<T>>,
+        leased: &mut LeasedStates<'_>,
     ) -> Result<Tensor<T>> {
-        self.leased.check_not_half_written(layer)?;
-        if self.convolution.as_ref().is_some_and(|convolution| !convolution.is_done(layer)) {
-            let given = format_args!("layer {layer} of linear attention, which was not convolved in this step");
-            return Err(rules::STEP_CONVOLUTION.broken(given, "the layer behind its convolution").into());
-        }
+        let pool = leased.pool();
         let states = pool.layer(layer)?;
         self.check_rows(layer, tensors)?;
         if let Some(output) = into {
-            let read = given(tensors).into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
-            apart("output", output, read.chain([("the states", states.tensor())]))?;
+            let read = by_name(tensors).into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
+            let others = read.chain([("the states", states.tensor())]);
+            check_output("output", output, (stream.device(), tensors.value.shape()), others)?;
         }
         let decays = [tensors.g.is_some(), tensors.gk.is_some()];
         if let Some(first) = self.decays.filter(|first| *first != decays) {
@@ -120,19 +99,19 @@ impl<T: Element> LinearStep<T> {
         for call in calls {
             let mut part = output.narrow(0, call.rows())?;
             let launched = call.launch_into(stream, states, &DeltaRows::of(tensors, call.rows())?, &mut part);
-            self.leased.note_call(launched)?;
+            leased.note_call(launched)?;
             end = call.rows().end;
         }
         if end < self.tokens {
             output.narrow(0, end..self.tokens)?.clear(stream)?;
         }
-        self.leased.end_write();
+        leased.end_write();
         Ok(output)
     }
 
     /// Refuses tensors that do not have a row for each token of the step.
     fn check_rows(&self, layer: usize, tensors: &DeltaTensors<'_, T>) -> Result<()> {
-        for (name, tensor) in given(tensors) {
+        for (name, tensor) in by_name(tensors) {
             let Some(tensor) = tensor else { continue };
             if tensor.shape().first() != Some(&self.tokens) {
                 return Err(rules::STEP_TOKENS
@@ -147,8 +126,8 @@ impl<T: Element> LinearStep<T> {
     }
 }
 
-/// The tensors of a layer, with their names.
-fn given<'a, T: Element>(tensors: &DeltaTensors<'a, T>) -> [(&'static str, Option<&'a AnyTensor>); 6] {
+/// The tensors of a layer of linear attention, by name.
+pub(super) fn by_name<'a, T: Element>(tensors: &DeltaTensors<'a, T>) -> [(&'static str, Option<&'a AnyTensor>); 6] {
     let DeltaTensors { query, key, value, beta, g, gk, .. } = *tensors;
     [
         ("query", Some(query)),

@@ -1,26 +1,26 @@
 //! A step in progress, layer by layer.
 
-use ascend_attention::attention::BlockTable;
+use std::fmt;
+
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::backends::{
-    LatentForm, LayerTensors, PreferredPlan, SelectedBackend, StepContext, StepPlan, check_deterministic,
-};
-use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
+use crate::backends::{AnyLayerInputs, LayerInputs, SelectedBackend, check_deterministic};
+use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, CopiesIn, StepLease, no_layer};
+use crate::graphs::GraphTensors;
+use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, StepLease, no_layer};
 use crate::rules;
 
 use super::attention::Attention;
 use super::convolution_step::ConvolutionInputs;
-use super::layer_check::{InputKinds, check_layer};
-use super::layer_group::LayerGroup;
-use super::layer_inputs::{AnyLayerInputs, LayerInputs};
+use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::{LeasedStates, STATES_AGAIN};
+use super::linear_buffers::LinearGraphTensors;
 use super::linear_step::LinearStep;
-use super::queued_layers::{QueuedLayers, STEP_AGAIN};
-use super::range_check::{CheckedTensor, LayerTensor, latent_tensors, packed_inputs, packed_tensors};
+use super::planned_layers::{GroupStep, PlannedLayers};
+use super::range_check::{CheckedTensor, LayerTensor, RangeChecker, latent_tensors, packed_inputs, packed_tensors};
+use super::replayed_layers::ReplayedLayers;
 
 impl<T: Element> Attention<T> {
     /// Begins a step on a stream: copies the block table to the device, and queues copies of blocks that another
@@ -78,23 +78,25 @@ impl<T: Element> Attention<T> {
             cache.queue_copies_to(stream, metadata.sequence_blocks())?;
             metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache.entry()))?;
             let block_table = cache.block_table(stream, metadata.table())?;
-            let layers = cache.shape().layers;
-            groups.push(GroupStep {
-                metadata,
-                cached: None,
-                block_table,
-                write: None,
-                planned: Vec::new(),
-                plan_of: vec![None; layers],
-                keys_of: vec![None; layers],
-            });
+            groups.push(GroupStep::new(group, metadata, block_table));
         }
-        let linear = self.states.as_ref().map(|states| LinearStep::begin(states, stream, metadata)).transpose()?;
-        if let Some(checker) = &mut self.range_checker {
+        let leased = self.states.as_deref().map(|states| LeasedStates::begin(states, stream, metadata)).transpose()?;
+        let linear = LinearStep::new(leased.as_ref(), metadata.tokens());
+        let mut range_checker = self.range_checker.as_mut();
+        if let Some(checker) = &mut range_checker {
             checker.begin(metadata);
         }
-        let layers = QueuedLayers::new(self.places.len(), progress, STEP_AGAIN);
-        Ok(Step { attention: self, stream, groups, linear, _leases: leases, layers })
+        Ok(Step {
+            stream,
+            places: &self.places,
+            tokens: metadata.tokens(),
+            calls: StepCalls::Planned(PlannedLayers { groups, linear }),
+            leased,
+            _leases: leases,
+            layers: QueuedLayers::new(self.places.len(), progress, STEP_AGAIN),
+            range_checker,
+            output: None,
+        })
     }
 }
 
@@ -109,49 +111,48 @@ impl<T: Element> LayerGroup<T> {
     }
 }
 
-/// A step in progress. From [`Attention::begin`]; end it when the last layer is queued, by [`Step::end`] or by
-/// dropping it. Where some of its layers are missing, its tokens do not count as computed: [`Step::end`] returns an
+/// A step in progress. From [`Attention::begin`], or replayed from graphs, from
+/// [`AttentionGraphs::begin`](crate::AttentionGraphs::begin); end it when the last layer is queued, by [`Step::end`] or
+/// by dropping it. Where some of its layers are missing, its tokens do not count as computed: [`Step::end`] returns an
 /// error, and the next step of its sequences is refused.
 /// A step that is neither ended nor dropped, as after `std::mem::forget`, leaves its sequences in progress for ever.
-#[derive(Debug)]
+///
+/// Both steps take the same calls in the same order. A step that is replayed copies the inputs of a layer into the
+/// tensors of its graph, unless they are the first rows of these, and takes a row for each token of the step, with the
+/// padding or without it. Its layers may also be filled [in place](Self::tensors) and [launched](Self::launch).
 pub struct Step<'a, T: Element> {
-    attention: &'a mut Attention<T>,
-    stream: &'a Stream,
-    groups: Vec<GroupStep<'a, T>>,
-    /// The layers of linear attention, if there are any.
-    linear: Option<LinearStep<T>>,
-    _leases: Vec<StepLease<'a, Stream>>,
-    layers: QueuedLayers,
+    pub(super) stream: &'a Stream,
+    /// The place of each layer of the model.
+    pub(super) places: &'a [LayerPlace],
+    pub(super) tokens: usize,
+    pub(super) calls: StepCalls<'a, T>,
+    /// The states that layers of linear attention write, if there are any.
+    pub(super) leased: Option<LeasedStates<'a>>,
+    pub(super) _leases: Vec<StepLease<'a, Stream>>,
+    pub(super) layers: QueuedLayers,
+    pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
+    /// The output that is lent.
+    pub(super) output: Option<Tensor<T>>,
 }
 
-/// What the layers of a group share in a step.
-#[derive(Debug)]
-struct GroupStep<'a, T: Element> {
-    metadata: &'a AttentionMetadata,
-    /// The metadata of layers that share keys in a step whose other layers read no cache.
-    cached: Option<AttentionMetadata>,
-    block_table: BlockTable,
-    /// The write that the first layer has prepared for all layers.
-    write: Option<CacheWrite>,
-    planned: Vec<LayerPlan<T>>,
-    /// For each layer of the group the number of its plan.
-    plan_of: Vec<Option<usize>>,
-    /// For each layer that is queued where its key and value are.
-    keys_of: Vec<Option<[usize; 2]>>,
+/// The calls of a step.
+pub(super) enum StepCalls<'a, T: Element> {
+    Planned(PlannedLayers<'a, T>),
+    Replayed(ReplayedLayers<'a, T>),
 }
 
-/// The plan of the layers that have the same mask, make the step one of the same kind and prefer the same backend.
-#[derive(Debug)]
-struct LayerPlan<T: Element> {
-    mask: LayerMask,
-    state: AttentionState,
-    shares_keys: bool,
-    plan: PreferredPlan<T>,
-    /// Those of the first layer with the mask.
-    input_kinds: InputKinds,
-}
+/// What a layer of attention is given.
+const QUERY_KEY_VALUE: &str = "query, key and value";
+
+/// What a layer of linear attention is given.
+const DELTA_TENSORS: &str = "tensors of the delta rule";
 
 impl<'a, T: Element> Step<'a, T> {
+    /// Query tokens, padding included; of a step that is replayed those of the captured size.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless it
     /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a
     /// group with a mask plans for all its layers with it, and the first one that shares keys for the others that do,
@@ -161,6 +162,12 @@ impl<'a, T: Element> Step<'a, T> {
     /// A layer of linear attention gets its [`DeltaTensors`], packed, with the padding of the metadata: its states take
     /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding. The first one
     /// plans for all.
+    ///
+    /// The output is lent until the next call of this step; a clone of the tensor is the same memory. In a step that is
+    /// replayed all layers of a group write the same output, and all of linear attention: queue work that reads it on
+    /// the step's stream before the next layer, or copy it there. It has the padding of the captured size, whose rows
+    /// hold anything. A mask and sinks may be left out there, since the graph has those of the capture, and over a
+    /// cache of latents the queries are absorbed.
     ///
     /// # Errors
     /// [`STEP_KIND`](crate::rules::STEP_KIND) for the inputs of a layer of the other kind;
@@ -178,71 +185,54 @@ impl<'a, T: Element> Step<'a, T> {
     /// too; a layer that shares keys is planned when it is queued, behind the one that wrote them. With a [range
     /// check](Attention::set_range_check) also the errors of its copies; the layer is queued then. For a layer of
     /// linear attention as for
-    /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), and
+    /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan),
+    /// [`STEP_CONVOLUTION`](crate::rules::STEP_CONVOLUTION) before its convolution, and
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer.
-    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<Tensor<T>> {
-        match inputs.into() {
-            AnyLayerInputs::Attention(inputs) => {
-                let output = self.queue(layer, &inputs, None, |plan, stream, layer| plan.launch(stream, layer))?;
-                self.check_range(layer, &inputs, &output)?;
-                Ok(output)
-            }
-            AnyLayerInputs::Linear(tensors) => self.forward_linear(layer, &tensors, None),
-        }
+    ///
+    /// Of replays also [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask than that of the capture and
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for shared keys, for other sinks, for queries over latents that are
+    /// not absorbed, for inputs without latents over a cache that has them, for latents over another, and for other
+    /// decays; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the
+    /// graph and is not in its own place, or of linear attention for rows that the convolution of another layer has
+    /// overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs of linear attention with gaps;
+    /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has failed; as for
+    /// [`GraphStep::launch`](crate::GraphStep::launch).
+    ///
+    /// [`CacheWrite::plan`]: crate::kv::CacheWrite::plan
+    pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<&Tensor<T>> {
+        // Its memory may serve this layer.
+        self.output = None;
+        let output = self.queue(layer, &inputs.into(), None)?;
+        Ok(self.output.insert(output))
     }
 
-    /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives. Allocates
-    /// nothing on the host from the second layer of a kind on, if the backend does not.
+    /// As [`forward`](Self::forward), with an output tensor of the caller, of the shape that `forward` gives, into
+    /// which a replay copies that of its graph. A step without graphs allocates nothing on the host from the second
+    /// layer of a kind on, if the backend does not.
     ///
     /// # Errors
     /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads.
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads, or with
+    /// a tensor of its graph.
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,
         inputs: impl Into<AnyLayerInputs<'i, T>>,
         output: &mut Tensor<T>,
     ) -> Result<()> {
-        let inputs = match inputs.into() {
-            AnyLayerInputs::Attention(inputs) => inputs,
-            AnyLayerInputs::Linear(tensors) => {
-                if output.shape() != tensors.value.shape() || !output.is_contiguous() {
-                    let planned = format!("a contiguous tensor of {:?}", tensors.value.shape());
-                    return Err(Error::not_as_planned("output", output.desc(), planned));
-                }
-                output.check_device("output", self.stream.device())?;
-                return self.forward_linear(layer, &tensors, Some(output)).map(drop);
-            }
-        };
-        let into = output.clone();
-        self.queue(layer, &inputs, Some(&into), |plan, stream, layer| plan.launch_into(stream, layer, output))?;
-        self.check_range(layer, &inputs, output)
-    }
-
-    /// Queues a layer of linear attention.
-    fn forward_linear(
-        &mut self,
-        layer: usize,
-        tensors: &DeltaTensors<'_, T>,
-        into: Option<&Tensor<T>>,
-    ) -> Result<Tensor<T>> {
-        let outcome = match self.layers.check_not_repeated(layer) {
-            Ok(()) => self.queue_linear(layer, tensors, into),
-            Err(repeated) => Err(repeated.into()),
-        };
-        let output = self.note_outcome(layer, outcome)?;
-        if let Some(checker) = &mut self.attention.range_checker {
-            let inputs = [tensors.query, tensors.key, tensors.value];
-            checker.check(self.stream, layer, packed_tensors(inputs, &output))?;
-        }
-        Ok(output)
+        self.queue(layer, &inputs.into(), Some(output)).map(drop)
     }
 
     /// Queues the causal convolution in front of a layer of linear attention, once in a step and before the layer's
     /// [`forward`](Self::forward): the rows `[tokens, channels]` that the model projects, with the padding of the
     /// metadata. The windows of the requests take the new tokens, as their states do: in the same slots, taken back
-    /// with rejected drafts. Returns rows of the same shape, with zeros for the padding, of which the model makes
+    /// with rejected drafts. Gives rows of the same shape, with zeros for the padding, of which the model makes
     /// queries, keys and values. The first one plans for all layers.
+    ///
+    /// The rows are lent as the output of [`forward`](Self::forward) is. Those of a replay have the padding of the
+    /// captured size, which holds anything; views of them are the same memory, also where `contiguous` or `reshape` has
+    /// made them of rows that were contiguous already: the next convolution overwrites them, and `forward` refuses them
+    /// then.
     ///
     /// # Errors
     /// [`STEP_CONVOLUTION`](crate::rules::STEP_CONVOLUTION) for a layer twice, and where the
@@ -250,26 +240,174 @@ impl<'a, T: Element> Step<'a, T> {
     /// attention; [`STEP_TOKENS`](crate::rules::STEP_TOKENS) for another number of rows;
     /// [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for rows, weights or a bias that do not lie as the first layer's;
     /// [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) for rows with gaps, such as columns of a fused projection,
-    /// where a request has several tokens and keeps the state behind each (`StateShape::drafts`);
+    /// where a request has several tokens and keeps the state behind each (`StateShape::drafts`), or that are replayed;
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for tensors that share memory with the pool's windows;
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer; as for
     /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan). Nothing is written where the tensors
     /// are refused.
-    pub fn convolve<'i>(&mut self, layer: usize, inputs: impl Into<ConvolutionInputs<'i, T>>) -> Result<Tensor<T>> {
-        self.layers.check_not_repeated(layer)?;
-        let attention = &*self.attention;
-        let (Some(states), Some(linear), Some(own)) =
-            (&attention.states, &mut self.linear, attention.linear_layer(layer))
-        else {
-            attention.group_of(layer)?;
-            let given = format_args!("a convolution for layer {layer}");
-            return Err(rules::STEP_KIND.broken(given, "query, key and value").into());
-        };
-        let convolved = linear.convolve(states, self.stream, own, &inputs.into());
-        if linear.has_written() {
-            self.layers.begin_write();
+    ///
+    /// Of replays also [`STEP_HEADS`](crate::rules::STEP_HEADS) for rows of other channels,
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for other weights or another bias than those of the capture
+    /// ([`LinearCapture::convolutions`](crate::LinearCapture::convolutions)), also where other numbers are in them;
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY), [`STATE_TORN`](crate::rules::STATE_TORN) and launches as for
+    /// [`forward`](Self::forward).
+    pub fn convolve<'i>(&mut self, layer: usize, inputs: impl Into<ConvolutionInputs<'i, T>>) -> Result<&Tensor<T>> {
+        self.output = None;
+        let outcome = self.queue_convolution(layer, &inputs.into());
+        let rows = self.layers.note_refusal(outcome)?;
+        Ok(self.output.insert(rows))
+    }
+
+    /// The graph's tensors of a layer of attention in a step that is replayed, to be filled in place on the step's
+    /// stream before [`launch`](Self::launch). Padding rows may hold anything.
+    ///
+    /// # Errors
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs;
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
+    /// [`STEP_KIND`](crate::rules::STEP_KIND) for one of linear attention.
+    pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
+        let replayed = self.replayed(format_args!("tensors of layer {layer}"))?;
+        replayed.tensors(self.place_of_kind(layer, false, QUERY_KEY_VALUE)?)
+    }
+
+    /// The graphs' tensors of layers of linear attention in a step that is replayed, to be filled in place on the
+    /// step's stream before [`launch_convolution`](Self::launch_convolution) and [`launch`](Self::launch). Padding rows
+    /// may hold anything.
+    ///
+    /// # Errors
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs;
+    /// [`STEP_KIND`](crate::rules::STEP_KIND) where the model has no such layers.
+    pub fn linear_tensors(&self) -> Result<&LinearGraphTensors<T>> {
+        let replayed = self.replayed(DELTA_TENSORS)?;
+        let given = format_args!("{DELTA_TENSORS}, of a model without layers of linear attention");
+        let buffers = replayed.linear_buffers().map(|buffers| &buffers.tensors);
+        Ok(buffers.ok_or_else(|| rules::STEP_KIND.broken(given, QUERY_KEY_VALUE))?)
+    }
+
+    /// Launches a layer's graph on the tensors that were filled. Returns at once. The output is lent as that of
+    /// [`forward`](Self::forward) is.
+    ///
+    /// # Errors
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs; as for [`forward`](Self::forward) with
+    /// these tensors.
+    pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
+        let replayed = self.replayed(format_args!("a launch of layer {layer}"))?;
+        let inputs = replayed.own_inputs(self.place(layer)?)?;
+        self.forward(layer, inputs)
+    }
+
+    /// Launches the graph of the convolution in front of a layer of linear attention, on the rows that were filled.
+    /// Returns at once. The rows are lent as those of [`convolve`](Self::convolve) are.
+    ///
+    /// # Errors
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs; as for [`convolve`](Self::convolve)
+    /// with these rows.
+    pub fn launch_convolution(&mut self, layer: usize) -> Result<&Tensor<T>> {
+        let replayed = self.replayed(format_args!("a launch of the convolution of layer {layer}"))?;
+        let inputs = replayed.own_rows(self.convolution_place(layer)?)?;
+        self.convolve(layer, inputs)
+    }
+
+    /// The layers of a step that is replayed; a step without graphs has no tensors to be filled.
+    fn replayed(&self, what: impl fmt::Display) -> Result<&ReplayedLayers<'a, T>, Violation> {
+        match &self.calls {
+            StepCalls::Replayed(replayed) => Ok(replayed),
+            StepCalls::Planned(_) => Err(rules::STEP_IN_PLACE
+                .broken(format_args!("{what}, in a step without graphs"), "a step of `AttentionGraphs::begin`")),
         }
-        convolved
+    }
+
+    fn place(&self, layer: usize) -> Result<LayerPlace> {
+        self.places.get(layer).copied().ok_or_else(|| no_layer(layer, self.places.len()))
+    }
+
+    /// The place of a layer, of linear attention or not; a layer of the other kind, which is `given` something else, is
+    /// refused.
+    fn place_of_kind(&self, layer: usize, is_linear: bool, given: &str) -> Result<LayerPlace> {
+        let place = self.place(layer)?;
+        let groups = match &self.calls {
+            StepCalls::Planned(planned) => planned.groups.len(),
+            StepCalls::Replayed(replayed) => replayed.groups.len(),
+        };
+        if (place.group == groups) == is_linear {
+            return Ok(place);
+        }
+        let allowed = if is_linear { QUERY_KEY_VALUE } else { DELTA_TENSORS };
+        Err(rules::STEP_KIND.broken(format_args!("{given} for layer {layer}"), allowed).into())
+    }
+
+    /// The place of a layer that can be convolved.
+    fn convolution_place(&self, layer: usize) -> Result<LayerPlace> {
+        let place = self.place_of_kind(layer, true, "a convolution")?;
+        self.layers.check_not_repeated(layer)?;
+        let leased = self.leased.as_ref();
+        leased.map_or(Ok(()), |leased| leased.check_convolution(layer, place.layer))?;
+        Ok(place)
+    }
+
+    fn queue_convolution(&mut self, layer: usize, inputs: &ConvolutionInputs<'_, T>) -> Result<Tensor<T>> {
+        let place = self.convolution_place(layer)?;
+        let Self { stream, calls, leased: Some(leased), layers, .. } = self else {
+            return Err(no_layer(layer, 0));
+        };
+        let rows = match calls {
+            StepCalls::Planned(planned) => planned.linear.convolve(stream, place.layer, inputs, leased),
+            StepCalls::Replayed(replayed) => replayed.convolve(stream, (layer, place), inputs, (layers, leased)),
+        };
+        if leased.has_written() {
+            layers.begin_write();
+        }
+        let rows = rows?;
+        leased.end_convolution(place.layer);
+        Ok(rows)
+    }
+
+    /// Queues a layer, into a tensor of the caller or of the step, and returns it.
+    fn queue(&mut self, layer: usize, inputs: &AnyLayerInputs<'_, T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
+        let outcome = match inputs {
+            AnyLayerInputs::Attention(inputs) => self.queue_attention(layer, inputs, into),
+            AnyLayerInputs::Linear(tensors) => self.queue_linear(layer, tensors, into),
+        };
+        if let Err(why) = &outcome
+            && why.breaks(&rules::QUANTISED_FINITE)
+            && let (Some(checker), AnyLayerInputs::Attention(inputs)) = (&mut self.range_checker, inputs)
+        {
+            // The refusal names the first row that cannot be quantised; the check reports more.
+            let tensors = packed_inputs([inputs.query, inputs.key, inputs.value]);
+            if let Err(other) = checker.check(self.stream, layer, tensors) {
+                tracing::warn!("no range check of layer {layer}, which is refused: {other}");
+            }
+        }
+        let output = self.layers.note_outcome(layer, outcome)?;
+        if let Some(leased) = self.leased.as_mut().filter(|_| self.layers.is_complete()) {
+            leased.advance();
+        }
+        self.check_range(layer, inputs, &output)?;
+        Ok(output)
+    }
+
+    fn queue_attention(
+        &mut self,
+        layer: usize,
+        inputs: &LayerInputs<'_, T>,
+        into: Option<&Tensor<T>>,
+    ) -> Result<Tensor<T>> {
+        let place = (layer, self.place_of_kind(layer, false, QUERY_KEY_VALUE)?);
+        let Self { stream, calls, layers, .. } = self;
+        match calls {
+            StepCalls::Planned(planned) if inputs.shares_keys => {
+                layers.check_written(layer)?;
+                planned.queue_attention(stream, place, inputs, into, layers)
+            }
+            StepCalls::Planned(planned) => {
+                layers.check_not_repeated(layer)?;
+                planned.queue_attention(stream, place, inputs, into, layers)
+            }
+            StepCalls::Replayed(replayed) => {
+                layers.check_not_repeated(layer)?;
+                replayed.queue_attention(stream, place, inputs, into, layers)
+            }
+        }
     }
 
     fn queue_linear(
@@ -278,37 +416,32 @@ impl<'a, T: Element> Step<'a, T> {
         tensors: &DeltaTensors<'_, T>,
         into: Option<&Tensor<T>>,
     ) -> Result<Tensor<T>> {
-        let attention = &*self.attention;
-        match (&attention.states, &mut self.linear, attention.linear_layer(layer)) {
-            (Some(states), Some(linear), Some(own)) => {
-                let queued = linear.queue_layer(states, self.stream, own, tensors, into);
-                if linear.has_written() {
-                    self.layers.begin_write();
-                }
-                queued
+        let place = self.place_of_kind(layer, true, DELTA_TENSORS)?;
+        let Self { stream, calls, leased: Some(leased), layers, .. } = self else {
+            return Err(no_layer(layer, 0));
+        };
+        layers.check_not_repeated(layer)?;
+        leased.check_layer(layer, place.layer)?;
+        let output = match calls {
+            StepCalls::Planned(planned) => planned.linear.queue_layer(stream, place.layer, tensors, into, leased),
+            StepCalls::Replayed(replayed) => {
+                replayed.queue_linear(stream, (layer, place), tensors, into, (layers, leased))
             }
-            _ => {
-                attention.group_of(layer)?;
-                Err(rules::STEP_KIND
-                    .broken(format_args!("tensors of the delta rule for layer {layer}"), "query, key and value")
-                    .into())
-            }
+        };
+        if leased.has_written() {
+            layers.begin_write();
         }
-    }
-
-    /// Notes whether a layer was queued; once all are, the states of the step count its tokens.
-    fn note_outcome<R>(&mut self, layer: usize, outcome: Result<R>) -> Result<R> {
-        let outcome = self.layers.note_outcome(layer, outcome);
-        if let Some(linear) = self.linear.as_mut().filter(|_| self.layers.is_complete()) {
-            linear.advance();
-        }
-        outcome
+        output
     }
 
     /// Passes the tensors of a queued layer to the range check, if there is one.
-    fn check_range(&mut self, layer: usize, inputs: &LayerInputs<'_, T>, output: &Tensor<T>) -> Result<()> {
-        let Some(checker) = &mut self.attention.range_checker else {
+    fn check_range(&mut self, layer: usize, inputs: &AnyLayerInputs<'_, T>, output: &Tensor<T>) -> Result<()> {
+        let Some(checker) = &mut self.range_checker else {
             return Ok(());
+        };
+        let inputs = match inputs {
+            AnyLayerInputs::Attention(inputs) => *inputs,
+            AnyLayerInputs::Linear(tensors) => LayerInputs::from((tensors.query, tensors.key, tensors.value)),
         };
         let tensors = [inputs.query, inputs.key, inputs.value];
         // Shared keys were checked when they were written, and their tensors may hold something else by now.
@@ -327,156 +460,14 @@ impl<'a, T: Element> Step<'a, T> {
         }
     }
 
-    fn queue<R>(
-        &mut self,
-        layer: usize,
-        inputs: &LayerInputs<'_, T>,
-        into: Option<&Tensor<T>>,
-        launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
-    ) -> Result<R> {
-        let admitted = match inputs.shares_keys {
-            true => self.layers.check_written(layer),
-            false => self.layers.check_not_repeated(layer),
-        };
-        let outcome = match admitted {
-            Ok(()) => self.queue_layer(layer, inputs, into, launch).map_err(|why| self.named_layer(why, layer)),
-            Err(repeated) => Err(repeated.into()),
-        };
-        if let Err(why) = &outcome
-            && why.breaks(&rules::QUANTISED_FINITE)
-            && let Some(checker) = &mut self.attention.range_checker
-        {
-            // The refusal names the first row that cannot be quantised; the check reports more.
-            let tensors = packed_inputs([inputs.query, inputs.key, inputs.value]);
-            if let Err(other) = checker.check(self.stream, layer, tensors) {
-                tracing::warn!("no range check of layer {layer}, which is refused: {other}");
-            }
-        }
-        self.note_outcome(layer, outcome)
-    }
-
-    /// A refusal of a layer that is known by its number in the cache, with that in the model.
-    fn named_layer(&self, mut why: Error, layer: usize) -> Error {
-        if let Error::Violation(violation) = &mut why
-            && let Ok((_, local)) = self.attention.group_of(layer)
-            && local != layer
-        {
-            let of_model = format!(", in layer {layer} of the model, number {local} of its group");
-            violation.given.push_str(&of_model);
-        }
-        why
-    }
-
-    fn queue_layer<R>(
-        &mut self,
-        layer: usize,
-        inputs: &LayerInputs<'_, T>,
-        into: Option<&Tensor<T>>,
-        launch: impl FnOnce(&StepPlan<T>, &Stream, &LayerTensors<'_, T>) -> Result<R>,
-    ) -> Result<R> {
-        if self.attention.linear_layer(layer).is_some() {
-            return Err(rules::STEP_KIND
-                .broken(format_args!("query, key and value for layer {layer}"), "tensors of the delta rule")
-                .into());
-        }
-        let (layers, places) = (&mut self.attention.groups, &self.attention.places);
-        let known = places.get(layer).copied();
-        let known = known.and_then(|at| Some((at, layers.get_mut(at.group)?, self.groups.get_mut(at.group)?)));
-        let (place, layers, step) = known.ok_or_else(|| no_layer(layer, places.len()))?;
-        let GroupStep { metadata, cached, block_table, write, planned, plan_of, keys_of } = step;
-        let &LayerInputs { query, key, value, learnable_sink, latent, shares_keys, .. } = inputs;
-        let keys = [key, value].map(|tensor| tensor.as_raw().addr());
-        let written = keys_of.get(place.layer).copied().flatten();
-        if shares_keys && written != Some(keys) {
-            let given = format_args!("shared keys of layer {layer} in other tensors than it was queued with");
-            return Err(rules::STEP_SHARED_KEYS.broken(given, "the same key and value").into());
-        }
-        if shares_keys {
-            check_cached_latents(layer, latent.map(|latent| latent.form))?;
-        }
-        let slots = metadata.slots();
-        let metadata = match shares_keys {
-            false => *metadata,
-            true if metadata.state().reads_cache() => *metadata,
-            true => cached.get_or_insert_with(|| {
-                let mut cached = metadata.clone();
-                cached.read_cache();
-                cached
-            }),
-        };
-        let mask = inputs.mask.unwrap_or(metadata.mask());
-        let shape = layers.shape;
-        let context =
-            StepContext { stream: self.stream, shape, metadata, mask, block_table, recorded: false, shares_keys };
-        // Clones of the handles, since writing borrows the cache mutably.
-        let (layer_cache, quantised) = layers.cache.tensors(place.layer)?;
-        let tensors = LayerTensors {
-            layer: place.layer,
-            query,
-            key,
-            value,
-            cache: &layer_cache,
-            quantised: quantised.as_ref(),
-            learnable_sink,
-            latent,
-        };
-        check_layer(&context, &tensors)?;
-        tensors.check_outputs(into)?;
-        let preferred = layers.backends.preferred(place.layer, metadata.state());
-        let state = metadata.state();
-        let is_own = |known: &LayerPlan<T>| {
-            let fits = match shares_keys {
-                true => !known.plan.selected.plan.reads_own_keys(),
-                false => !known.shares_keys,
-            };
-            fits && known.mask == *mask && known.state == state && known.plan.preferred == preferred
-        };
-        let at = match planned.iter().position(is_own) {
-            Some(at) => at,
-            None => {
-                layers.check_mask(mask)?;
-                metadata.check_mask(mask)?;
-                let at = planned.len();
-                let input_kinds = InputKinds::of(&tensors);
-                let plans = layers.backends.plan_layers(&context, &tensors, layers.cache.shape().layers)?;
-                // That of this layer is the first of them.
-                let of_layers = |plan| LayerPlan { mask: mask.clone(), state, shares_keys, plan, input_kinds };
-                planned.extend(plans.into_iter().map(of_layers));
-                at
-            }
-        };
-        if let Some(plan) = plan_of.get_mut(place.layer).filter(|_| !shares_keys) {
-            *plan = Some(at);
-        }
-        let planned = &planned[at];
-        planned.input_kinds.check_same(&tensors)?;
-        let cache = &mut layers.cache;
-        if !shares_keys {
-            let write = match write {
-                Some(write) => write,
-                None => write.insert(CacheWrite::plan(cache, self.stream, slots, key, value)?),
-            };
-            self.layers.begin_write();
-            let mut torn = false;
-            let written = cache.write_layer(self.stream, write, place.layer, [key, value], &mut torn);
-            if torn {
-                self.layers.lose_group(place.group);
-            }
-            written?;
-            if let Some(known) = keys_of.get_mut(place.layer) {
-                *known = Some(keys);
-            }
-        }
-        launch(&planned.plan.selected.plan, self.stream, &tensors)
-    }
-
     /// The backend and plan that serve a layer of the model, once it is planned, and not those of layers that share its
-    /// keys.
+    /// keys. `None` in a step that is replayed, whose layers have the [backend](crate::AttentionGraphs::backend) of the
+    /// capture.
     pub fn selected(&self, layer: usize) -> Option<&SelectedBackend<T>> {
-        let place = self.attention.places.get(layer)?;
-        let step = self.groups.get(place.group)?;
-        let planned = (*step.plan_of.get(place.layer)?)?;
-        step.planned.get(planned).map(|planned| &planned.plan.selected)
+        match &self.calls {
+            StepCalls::Planned(planned) => Some(&planned.plan(*self.places.get(layer)?)?.selected),
+            StepCalls::Replayed(_) => None,
+        }
     }
 
     /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the
@@ -491,24 +482,15 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): the tokens of the step do not count as computed.
     pub fn end(mut self) -> Result<()> {
         let ended = self.layers.end().map_err(Error::from);
-        match self.linear.as_ref().is_some_and(LinearStep::has_written) {
+        match self.leased.as_ref().is_some_and(LeasedStates::has_written) {
             true => ended.map_err(|why| why.fix(STATES_AGAIN)),
             false => ended,
         }
     }
 }
 
-/// Refuses shared latents that the queries of a layer read elsewhere than in the cache: plain queries, and those of
-/// mixed steps, project the step's own.
-fn check_cached_latents<T: Element>(layer: usize, form: Option<LatentForm<'_, T>>) -> Result<(), Violation> {
-    match form {
-        None | Some(LatentForm::Absorbed) => Ok(()),
-        Some(form) => Err(Violation::new(
-            &rules::STEP_SHARED_KEYS,
-            format_args!("shared latents of layer {layer} for queries in the form {:?}", form.kind()),
-            "absorbed queries, which read latents from the cache",
-            "absorb the queries of layers that share latents (`LatentForm::Absorbed`), or give the layer latents of \
-             its own",
-        )),
+impl<T: Element> fmt::Debug for Step<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Step").field("tokens", &self.tokens).field("layers", &self.layers).finish_non_exhaustive()
     }
 }

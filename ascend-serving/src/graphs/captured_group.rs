@@ -6,10 +6,9 @@ use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
+use crate::backends::{AttentionShape, Backends, LayerTensors, RecordedBackend, StepContext, checked_program};
 use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, Drafting, LayerMask, MaskedRequest, StatePolicy};
 use crate::causality::Causality;
-use crate::engine::LayerGroup;
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, CacheShape, LayerCache, PagedKvCache, QuantisedLayer, WriteViews, no_layer, quantised_rows,
@@ -17,8 +16,8 @@ use crate::kv::{
 };
 use crate::rules;
 
-use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_tensors::{CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
+use super::graph_limits::{GraphLimits, RowsPerRequest};
+use super::graph_tensors::{CachedLayer, CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
 
 /// The captured layers of a group that have the same mask and prefer the same backend.
 #[derive(Clone, Debug)]
@@ -43,7 +42,7 @@ pub(crate) struct CapturedGroup {
     program_of: Vec<usize>,
     limits: KeyLimits,
     /// New tokens of each request, at most.
-    each: RowsEach,
+    each: RowsPerRequest,
     drafting: Option<Drafting>,
 }
 
@@ -107,7 +106,7 @@ impl CapturedGroup {
     }
 
     /// Which keys the tokens of a layer see.
-    pub(super) fn mask(&self, layer: usize) -> Option<&LayerMask> {
+    pub(crate) fn mask(&self, layer: usize) -> Option<&LayerMask> {
         Some(&self.alike.get(self.program(layer)?)?.mask)
     }
 
@@ -257,8 +256,8 @@ impl CapturedGroup {
         if each > 1 && requests > 1 {
             let rows = self.each.rows(requests);
             let ends = (1..=requests).map(|request| {
-                let behind = (requests - request).saturating_mul(most_rows);
-                request.max(rows.saturating_sub(behind))
+                let later = (requests - request).saturating_mul(most_rows);
+                request.max(rows.saturating_sub(later))
             });
             let ends = Cumulative::new(ends.collect())?;
             let keys = ends.per_request();
@@ -274,10 +273,10 @@ impl CapturedGroup {
 
     /// Allocates the buffers of the graphs of `requests` requests, and chooses what computes the layers that are
     /// alike. `sinks` has those of the group's layers.
-    pub(super) fn buffers<T: Element>(
+    pub(crate) fn buffers<T: Element>(
         &self,
         stream: &Stream,
-        group: &LayerGroup<T>,
+        (cache, backends): (&PagedKvCache<T>, &Backends<T>),
         requests: usize,
         sinks: &[Option<&AnyTensor>],
     ) -> Result<GroupBuffers<T>> {
@@ -300,9 +299,9 @@ impl CapturedGroup {
         };
         let slots = slot_mapping(stream, (pool, shape), padding)?;
         let new = [&tensors.key, &tensors.value];
-        let (cache, quantised) = group.cache().tensors(0)?;
+        let (first, quantised) = cache.tensors(0)?;
         let (write, quantisers) = match &quantised {
-            None => (WriteViews::of(shape, &cache, rows, new)?.scatter(shape, &slots)?, None),
+            None => (WriteViews::of(shape, &first, rows, new)?.scatter(shape, &slots)?, None),
             Some(layer) => {
                 let quantised = quantised_rows(device, shape, rows)?;
                 // The quantisers of one layer serve all layers: each call takes its layer's scales.
@@ -317,20 +316,20 @@ impl CapturedGroup {
         let most = self.limits.keys.max(self.each.0);
         let few = Some(StatePolicy::MAX_VERIFIED).filter(|few| (2..*few).contains(&self.each.0) && *few < most);
         let examples = [Some(most), few].into_iter().flatten();
-        let state = group.backends().recorded_state(self.each.0, self.drafting);
+        let state = backends.recorded_state(self.each.0, self.drafting);
         let examples = examples.map(|rows| Ok((rows, self.examples(state, requests, rows)?)));
         let examples: Vec<_> = examples.collect::<Result<_>>()?;
         let programs = self.alike.iter().map(|AlikeLayers { mask, first: layer, .. }| {
             let layer = *layer;
-            let (cache, quantised) = group.cache().tensors(layer)?;
+            let (cache, quantised) = cache.tensors(layer)?;
             let sink = sinks.get(layer).copied().flatten();
             let tensors = self.layer_tensors(layer, &tensors, (&cache, quantised.as_ref()), sink);
             let record = |steps: &[&AttentionMetadata]| {
                 let steps = steps.iter().map(|metadata| self.context(stream, metadata, mask, &table));
-                group.backends().record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
+                backends.record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
             };
             let (recorded, dummy_rows) = self.record_examples(&examples, record)?;
-            Ok(CapturedProgram { recorded, dummy_rows, layer, cache, quantised, sink: sink.cloned() })
+            Ok(CapturedProgram { recorded, dummy_rows, sink: sink.cloned() })
         });
         Ok(GroupBuffers { programs: programs.collect::<Result<_>>()?, table, slots, quantisers, write, tensors })
     }
@@ -383,15 +382,15 @@ impl CapturedGroup {
     }
 
     /// The number of the program that computes a layer.
-    pub(super) fn program(&self, layer: usize) -> Option<usize> {
+    pub(crate) fn program(&self, layer: usize) -> Option<usize> {
         self.program_of.get(layer).copied()
     }
 
     /// Records a layer of a step: it writes its keys and values, then attends.
-    pub(super) fn record<T: Element>(
+    pub(crate) fn record<T: Element>(
         &self,
         capture: &Capturing<'_>,
-        (group, layer): (&LayerGroup<T>, usize),
+        (cache, layer): (&PagedKvCache<T>, usize),
         sink: Option<&AnyTensor>,
         buffers: &GroupBuffers<T>,
     ) -> Result<()> {
@@ -400,7 +399,7 @@ impl CapturedGroup {
         let Some(program) = program else {
             return Err(no_layer(layer, self.program_of.len()));
         };
-        let (cache, quantised) = group.cache().tensors(layer)?;
+        let (cache, quantised) = cache.tensors(layer)?;
         let (rows, new) = (self.each.rows(table.sequences()), [&tensors.key, &tensors.value]);
         match (quantisers, &quantised) {
             (Some(quantisers), Some(layer)) => {
@@ -419,18 +418,18 @@ impl CapturedGroup {
     }
 
     /// The programs of a padded step, one for the layers that are alike, and the contents of their named masks.
-    pub(super) fn replayed<T: Element>(
+    pub(crate) fn replayed<T: Element>(
         &self,
         stream: &Stream,
-        buffers: &GroupBuffers<T>,
+        (buffers, caches): (&GroupBuffers<T>, &[CachedLayer<T>]),
         metadata: &AttentionMetadata,
     ) -> Result<Vec<ReplayedProgram<T>>> {
         let (table, tensors) = (&buffers.table, &buffers.tensors);
         let programs = self.alike.iter().zip(&buffers.programs);
-        let programs = programs.map(|(AlikeLayers { mask, .. }, captured)| {
-            let Recorded { backend, form, plan } = &captured.recorded;
-            let cache = (&captured.cache, captured.quantised.as_ref());
-            let layer = self.layer_tensors(captured.layer, tensors, cache, captured.sink.as_ref());
+        let programs = programs.map(|(AlikeLayers { mask, first, .. }, captured)| {
+            let RecordedBackend { backend, form, plan } = &captured.recorded;
+            let (cache, quantised) = caches.get(*first).ok_or_else(|| no_layer(*first, caches.len()))?;
+            let layer = self.layer_tensors(*first, tensors, (cache, quantised.as_ref()), captured.sink.as_ref());
             let step = self.context(stream, metadata, mask, table);
             let program = checked_program(&**backend, &step, &layer)?;
             form.check_form(&program, backend.name())?;
@@ -441,7 +440,7 @@ impl CapturedGroup {
     }
 
     /// Puts the slots of a step and the tables and named masks of its programs into the buffers of its size.
-    pub(super) fn fill<T: Element>(
+    pub(crate) fn fill<T: Element>(
         &self,
         stream: &Stream,
         buffers: &GroupBuffers<T>,

@@ -16,7 +16,7 @@ pub struct GraphLimits {
     /// Requests of each size.
     pub(crate) sizes: Vec<usize>,
     /// Rows of each request: its new tokens, or the nodes of its tree, at most.
-    pub(crate) each: RowsEach,
+    pub(crate) each: RowsPerRequest,
     /// Keys of a request, those of the step included; of drafted trees its tokens in the cache.
     pub(crate) keys: usize,
     /// Blocks of all requests of a step together.
@@ -32,9 +32,9 @@ pub struct GraphLimits {
 /// Query rows of each request of a captured size. It converts between the sizes of engines, in requests, and those of
 /// a [`GraphPool`](crate::GraphPool), in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RowsEach(pub(crate) usize);
+pub(crate) struct RowsPerRequest(pub(crate) usize);
 
-impl RowsEach {
+impl RowsPerRequest {
     /// The rows of `requests` requests.
     pub(crate) fn rows(self, requests: usize) -> usize {
         requests.saturating_mul(self.0)
@@ -54,7 +54,7 @@ impl GraphLimits {
     pub fn new(sizes: impl IntoIterator<Item = usize>, keys: usize) -> Self {
         Self {
             sizes: sizes.into_iter().take(CaptureEstimate::STREAMS.saturating_add(1)).collect(),
-            each: RowsEach(1),
+            each: RowsPerRequest(1),
             keys,
             blocks: usize::MAX,
             learnable_sinks: Vec::new(),
@@ -77,7 +77,7 @@ impl GraphLimits {
     /// Of [drafted trees](crate::TreeGraphs) it is the most nodes: a smaller tree is padded within its request, and
     /// needs no larger size.
     pub fn tokens_each(mut self, tokens: usize) -> Self {
-        self.each = RowsEach(tokens);
+        self.each = RowsPerRequest(tokens);
         self
     }
 

@@ -8,9 +8,8 @@ use ascend_attention::graph::{CaptureEstimate, Capturing, GraphGroup, Update, is
 use ascend_attention::{Device, Graph, Stream, StreamMark, Violation};
 
 use crate::batch::AttentionMetadata;
-use crate::engine::{QueuedLayers, STEP_AGAIN};
 use crate::error::{Error, Result};
-use crate::kv::{StepLease, no_layer};
+use crate::kv::{QueuedLayers, STEP_AGAIN, StepLease, no_layer};
 use crate::rules;
 
 /// Captured graphs for each of some sizes, in query tokens: one of the whole step, or one of each of its layers, so
@@ -31,13 +30,13 @@ use crate::rules;
 pub struct GraphPool<B> {
     device: Device,
     /// The sizes, ascending.
-    sizes: Vec<OfSize<B>>,
+    sizes: Vec<SizeGraphs<B>>,
     layers: usize,
     /// The stream of the latest step.
     last: Option<StreamMark>,
 }
 
-struct OfSize<B> {
+struct SizeGraphs<B> {
     size: usize,
     buffers: Arc<B>,
     /// The graph of each layer.
@@ -109,7 +108,7 @@ impl<B> GraphPool<B> {
                 }
                 graphs.push(graph);
             }
-            captured.push(OfSize { size, buffers, graphs });
+            captured.push(SizeGraphs { size, buffers, graphs });
         }
         captured.reverse();
         Ok(Self { device: device.clone(), sizes: captured, layers, last: None })
@@ -222,7 +221,8 @@ impl<B> GraphPool<B> {
         lengths: impl Fn(usize, Update) -> Result<Update>,
         fill: impl FnOnce(&B) -> Result<()>,
     ) -> Result<Replays<'a, B>> {
-        let Some(OfSize { buffers, graphs, .. }) = self.sizes.iter_mut().find(|captured| captured.size == size) else {
+        let Some(SizeGraphs { buffers, graphs, .. }) = self.sizes.iter_mut().find(|captured| captured.size == size)
+        else {
             return Err(Violation::new(
                 &rules::GRAPH_SIZE,
                 format_args!("{size} tokens"),
@@ -333,9 +333,9 @@ impl<'a, B> Replays<'a, B> {
         if layer < layers { Ok(()) } else { Err(no_layer(layer, layers)) }
     }
 
-    /// Launches a graph with the step's lengths, and calls `queued`, also where the launch fails and the device may run
-    /// some of it. A launch that a rule has refused can be repeated.
-    pub(crate) fn launch(&mut self, layer: usize, queued: impl FnOnce()) -> Result<()> {
+    /// Launches a graph with the step's lengths. Unless that is refused, so that it can be repeated, the step has begun
+    /// to write, also where the launch fails: the device may run some of it.
+    pub(crate) fn launch(&mut self, layer: usize, layers: &mut QueuedLayers) -> Result<()> {
         self.check(layer)?;
         let update = &mut self.updates[layer];
         let Some(lengths) = &*update else {
@@ -344,7 +344,7 @@ impl<'a, B> Replays<'a, B> {
         let launched = self.graphs[layer].launch(self.stream, lengths).map_err(Error::from);
         if !launched.as_ref().is_err_and(Error::is_refusal) {
             *update = None;
-            queued();
+            layers.begin_write();
         }
         launched
     }
@@ -401,7 +401,7 @@ impl<'a, B> GraphStep<'a, B> {
 
     fn launch_layer(&mut self, layer: usize) -> Result<()> {
         self.admits(layer)?;
-        self.replays.launch(layer, || self.layers.begin_write())
+        self.replays.launch(layer, &mut self.layers)
     }
 }
 

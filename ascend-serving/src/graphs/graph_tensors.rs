@@ -7,8 +7,7 @@ use ascend_attention::mask::HostMask;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentTensors, Recorded, StepProgram, size};
-use crate::engine::{LayerInputs, names_of_keys};
+use crate::backends::{LatentForm, LatentTensors, LayerInputs, RecordedBackend, StepProgram, names_of_keys, size};
 use crate::error::{Error, Result};
 use crate::kv::{ChannelQuantiser, LayerCache, QuantisedLayer};
 use crate::rules;
@@ -33,14 +32,19 @@ pub struct GraphTensors<T: Element> {
 
 impl<T: Element> GraphTensors<T> {
     /// What latent attention has besides query, key and value.
-    pub(super) fn latent(&self) -> Option<LatentTensors<'_, T>> {
+    pub(crate) fn latent(&self) -> Option<LatentTensors<'_, T>> {
         let query_rope = self.query_rope.as_ref()?;
         let form = LatentForm::Absorbed;
         Some(LatentTensors { query_rope, form })
     }
 
+    /// The tensors that a layer reads.
+    pub(crate) fn inputs(&self) -> LayerInputs<'_, T> {
+        LayerInputs { latent: self.latent(), ..LayerInputs::from((&self.query, &self.key, &self.value)) }
+    }
+
     /// The inputs of a layer by name, over latents with the rotary parts of the queries, each with its tensor.
-    pub(super) fn places<'a>(
+    pub(crate) fn places<'a>(
         &'a self,
         inputs: &LayerInputs<'a, T>,
         query_rope: Option<&'a Tensor<T>>,
@@ -75,7 +79,7 @@ pub(crate) fn zeros<T: Element>(device: &Device, shape: [usize; 3]) -> Result<Te
 }
 
 /// Refuses a tensor of this name and place that is not the one which the graph reads.
-pub(super) fn check_captured(
+pub(crate) fn check_captured(
     (name, place): (&str, impl fmt::Display),
     given: Option<&AnyTensor>,
     captured: Option<&AnyTensor>,
@@ -129,33 +133,33 @@ pub(crate) fn copy_rows<'a>(
 }
 
 /// The buffers of the graphs of a size, for the layers that share a cache.
-pub(super) struct GroupBuffers<T: Element> {
-    pub(super) table: BlockTable,
-    pub(super) slots: SlotMapping,
+pub(crate) struct GroupBuffers<T: Element> {
+    pub(crate) table: BlockTable,
+    pub(crate) slots: SlotMapping,
     /// The quantisers of keys and of values, where the cache is quantised.
-    pub(super) quantisers: Option<[ChannelQuantiser; 2]>,
+    pub(crate) quantisers: Option<[ChannelQuantiser; 2]>,
     /// The write of new keys and values, the same call in every layer.
-    pub(super) write: ScatterPlan,
+    pub(crate) write: ScatterPlan,
     /// For each mask that layers have the backend that computes them, and its program.
-    pub(super) programs: Vec<CapturedProgram<T>>,
-    pub(super) tensors: GraphTensors<T>,
+    pub(crate) programs: Vec<CapturedProgram<T>>,
+    pub(crate) tensors: GraphTensors<T>,
 }
 
 /// What computes the captured layers with one mask.
 pub(crate) struct CapturedProgram<T: Element> {
-    pub(super) recorded: Recorded<T>,
+    pub(crate) recorded: RecordedBackend<T>,
     /// The most rows of a dummy request in a step whose requests add fewer tokens than were declared; `None` where each
     /// request has to add as many.
-    pub(super) dummy_rows: Option<usize>,
-    /// The first of the layers, and its cache and sinks.
-    pub(super) layer: usize,
-    pub(super) cache: LayerCache<T>,
-    pub(super) quantised: Option<QuantisedLayer>,
-    pub(super) sink: Option<AnyTensor>,
+    pub(crate) dummy_rows: Option<usize>,
+    /// The sinks of the first of the layers.
+    pub(crate) sink: Option<AnyTensor>,
 }
 
+/// The tensors that a cache has for a layer.
+pub(crate) type CachedLayer<T> = (LayerCache<T>, Option<QuantisedLayer>);
+
 /// The program of a step for the captured layers with one mask, and the contents of its named masks.
-pub(super) struct ReplayedProgram<T: Element> {
-    pub(super) program: StepProgram<T>,
-    pub(super) masks: Vec<Option<HostMask>>,
+pub(crate) struct ReplayedProgram<T: Element> {
+    pub(crate) program: StepProgram<T>,
+    pub(crate) masks: Vec<Option<HostMask>>,
 }

@@ -6,7 +6,7 @@ use crate::kv::{CacheShape, Convolution, StatePool};
 use crate::rules;
 
 /// The weights of a layer's convolution and its bias, if it has one.
-pub(super) type ConvolutionWeights = (AnyTensor, Option<AnyTensor>);
+pub(crate) type ConvolutionWeights = (AnyTensor, Option<AnyTensor>);
 
 /// What graphs of layers of linear attention are captured for: what a step without graphs learns from the tensors of
 /// its first layer. For [`GraphLimits::linear`](crate::GraphLimits::linear).
@@ -65,10 +65,10 @@ pub(super) type ConvolutionWeights = (AnyTensor, Option<AnyTensor>);
 #[derive(Clone, Debug)]
 #[must_use = "a description does nothing until it is part of limits"]
 pub struct LinearCapture {
-    pub(super) key_heads: usize,
+    pub(crate) key_heads: usize,
     /// Whether there are decays of heads, and of columns.
-    pub(super) decays: [bool; 2],
-    pub(super) convolutions: Vec<ConvolutionWeights>,
+    pub(crate) decays: [bool; 2],
+    pub(crate) convolutions: Vec<ConvolutionWeights>,
 }
 
 impl LinearCapture {
@@ -107,7 +107,7 @@ impl LinearCapture {
 
     /// Refuses heads that values cannot be divided among, weights of another number of layers than the pool has, or of
     /// any where it has no convolution, and weights of other shapes or another type.
-    pub(super) fn check(&self, pool: &StatePool, dtype: DType) -> Result<(), Violation> {
+    pub(crate) fn check(&self, pool: &StatePool, dtype: DType) -> Result<(), Violation> {
         let shape = pool.shape();
         if shape.value_heads.checked_rem(self.key_heads) != Some(0) {
             return Err(Violation::new(

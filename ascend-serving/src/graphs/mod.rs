@@ -1,23 +1,19 @@
-//! Steps replayed from graphs that were captured for some sizes.
+//! Graphs that were captured for some sizes: their pool, their tensors, and the layers that share a cache.
 
-mod attention_graph_step;
-mod attention_graphs;
 mod captured_group;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;
-mod linear_buffers;
 mod linear_capture;
-mod linear_replay;
 
-pub use attention_graph_step::AttentionGraphStep;
-pub use attention_graphs::AttentionGraphs;
 pub(crate) use captured_group::{CapturedGroup, fitting_rows};
 pub use graph_limits::GraphLimits;
-pub(crate) use graph_limits::RowsEach;
+pub(crate) use graph_limits::RowsPerRequest;
 pub use graph_pool::{GraphPool, GraphStep};
 pub(crate) use graph_pool::{Replays, not_while_capturing};
 pub use graph_tensors::GraphTensors;
-pub(crate) use graph_tensors::{CapturedProgram, copy_rows, zeros};
-pub use linear_buffers::LinearGraphTensors;
+pub(crate) use graph_tensors::{
+    CachedLayer, CapturedProgram, GroupBuffers, ReplayedProgram, check_captured, copy_rows, zeros,
+};
+pub(crate) use linear_capture::ConvolutionWeights;
 pub use linear_capture::LinearCapture;

@@ -28,6 +28,7 @@ mod pad;
 mod pool;
 mod quantised;
 mod quantised_cache;
+mod queued_layers;
 mod request_state;
 mod sequence;
 mod slot;
@@ -61,6 +62,7 @@ pub(crate) use quantised::{
     quantised_rows, split,
 };
 pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
+pub(crate) use queued_layers::{QueuedLayers, STEP_AGAIN};
 pub(crate) use request_state::{RequestState, StateLease, WeakState, slots_of_tokens};
 pub use sequence::{Growth, Sequence};
 pub use slot::slot;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use ascend_attention::comm::Communicator;
 use ascend_attention::{Element, Stream, Violation};
 
-use crate::backends::AttentionShape;
+use crate::backends::{AttentionShape, LayerInputs, names_of_keys};
 use crate::batch::BatchRequest;
-use crate::engine::{LayerInputs, STEP_HEADS_FIX, StepRows, names_of_keys};
+use crate::engine::{STEP_HEADS_FIX, StepRows};
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, CopiesIn, Interleave, PagedKvCache, Sequence, StepLease, StepProgress, no_layer, uncopied,

@@ -51,9 +51,9 @@ pub(super) struct ContextLayer<'a, T: Element> {
 #[derive(Debug)]
 pub(super) struct ContextExchange<T: Element> {
     size: usize,
-    query: Gather<T>,
+    query: QueryGather<T>,
     /// Of latents the rotary parts of the queries.
-    query_rope: Option<Gather<T>>,
+    query_rope: Option<QueryGather<T>>,
     /// The rank's call over its keys, if it has any.
     call: Option<PagedPlan>,
     /// Results over the rank's keys, of the heads of all ranks.
@@ -75,7 +75,7 @@ pub(super) struct ContextExchange<T: Element> {
 
 /// The queries of all ranks.
 #[derive(Debug)]
-struct Gather<T: Element> {
+struct QueryGather<T: Element> {
     /// As they arrive, `[ranks, tokens, N, D]`; without tensors of their own for a single rank.
     gathered: Option<Tensor<T>>,
     order: RowOrder,
@@ -83,7 +83,7 @@ struct Gather<T: Element> {
     query: Tensor<T>,
 }
 
-impl<T: Element> Gather<T> {
+impl<T: Element> QueryGather<T> {
     fn of(stream: &Stream, ranks: usize, kv_heads: usize, own: &Tensor<T>) -> Result<Self> {
         let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(own, axis));
         let (query, gathered) = match ranks {
@@ -171,8 +171,8 @@ impl<T: Element> ContextExchange<T> {
         let device = stream.device();
         let tokens = queries.query.shape().first().copied().unwrap_or(0);
         let AttentionShape { heads, kv_heads, .. } = shape;
-        let query = Gather::of(stream, size, kv_heads, queries.query)?;
-        let query_rope = queries.rope.map(|rope| Gather::of(stream, size, kv_heads, rope)).transpose()?;
+        let query = QueryGather::of(stream, size, kv_heads, queries.query)?;
+        let query_rope = queries.rope.map(|rope| QueryGather::of(stream, size, kv_heads, rope)).transpose()?;
         let sizes = [size, tokens * kv_heads];
         let local = output(device, [tokens, heads * size, value_dim])?;
         let by_rank = |rows: usize| output(device, [rows, heads, value_dim]);

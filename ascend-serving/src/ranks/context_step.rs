@@ -7,12 +7,12 @@ use ascend_attention::attention::BlockTable;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{AnyTensor, Element, Event, Stream, Tensor};
 
-use crate::backends::{AttentionShape, apart, size};
+use crate::backends::{AttentionShape, LayerInputs, size};
 use crate::batch::BatchRequest;
-use crate::engine::{LayerInputs, QueuedLayers, STEP_AGAIN};
+use crate::engine::check_output;
 use crate::error::{Error, Result};
 use crate::graphs::{GraphTensors, Replays};
-use crate::kv::{CacheWrite, StepLease, check_blocks_of};
+use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_blocks_of};
 
 use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, own_step, rows_of_layer};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
@@ -352,7 +352,6 @@ impl<T: Element> ContextStep<'_, T> {
     ) -> Result<()> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {
-            output.check_device("output", self.stream.device())?;
             let cache = self.attention.cache.layer(layer)?;
             let rope = queries.rope.map(|rope| ("query_rope", &**rope));
             let replayed = match &self.calls {
@@ -366,12 +365,9 @@ impl<T: Element> ContextStep<'_, T> {
                 ("the cache", &cache.key),
                 ("the cache", &cache.value),
             ];
-            apart("output", output, others.into_iter().chain(rope).chain(replayed))?;
-            let shape = queries.query.shape();
-            match output.shape() == shape && output.is_contiguous() {
-                true => Ok(queries),
-                false => Err(Error::not_as_planned("output", output.desc(), format!("{shape:?}"))),
-            }
+            let expected = (self.stream.device(), queries.query.shape());
+            check_output("output", output, expected, others.into_iter().chain(rope).chain(replayed))?;
+            Ok(queries)
         });
         let queries = self.layers.note_refusal(outcome)?;
         self.queue(layer, (queries, inputs.key, inputs.value), output)
@@ -435,10 +431,9 @@ impl<T: Element> ContextStep<'_, T> {
                 exchange.launch(communicator, stream, (cache, layer), (queries, [key, value]), output, &mut mark)
             }
             LayerCalls::Replayed(replays) => {
-                replays.launch(layer, || {
-                    layers.begin_write();
-                    *exchanges = true;
-                })?;
+                let launched = replays.launch(layer, layers);
+                *exchanges = !launched.as_ref().is_err_and(Error::is_refusal);
+                launched?;
                 let own = replays.buffers().output(size(output, 0))?;
                 if own.as_raw() != output.as_raw() {
                     output.copy_from(*stream, &own)?;

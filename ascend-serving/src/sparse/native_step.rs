@@ -6,13 +6,13 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
-use crate::engine::{QueuedLayers, STEP_AGAIN};
+use crate::engine::check_output;
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, StepLease};
+use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease};
 
 use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
 use super::native_sparse::{CacheViews, NativeSparse};
-use super::sparse_inputs::{SparseRows, Whose};
+use super::sparse_inputs::{SparseRows, TensorOwner};
 use super::two_caches;
 
 /// Elements of a value, and of a head's attention.
@@ -132,7 +132,7 @@ impl<T: Element> NativeStep<'_, T> {
         tensors: NativeTensors<'_, T>,
         views: &CacheViews<T>,
     ) -> Result<()> {
-        let (rows, shape) = (SparseRows::of_step(self.stream, self.metadata), [self.native.shape.heads, VALUE]);
+        let expected = (self.stream.device(), &[self.metadata.tokens(), self.native.shape.heads, VALUE][..]);
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
         let read: [(_, &AnyTensor); 5] = [
             ("query", query),
@@ -144,7 +144,7 @@ impl<T: Element> NativeStep<'_, T> {
         let caches = views.tokens.iter().chain(&views.compressed).map(|cache| ("the cache", &**cache));
         for (at, (name, branch)) in branches.each().into_iter().enumerate() {
             let others = branches.each().into_iter().take(at);
-            rows.check_output(name, branch, shape, read.into_iter().chain(caches.clone()).chain(others))?;
+            check_output(name, branch, expected, read.into_iter().chain(caches.clone()).chain(others))?;
         }
         Ok(())
     }
@@ -153,10 +153,10 @@ impl<T: Element> NativeStep<'_, T> {
     fn check(&self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<()> {
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
         let rows = SparseRows::of_step(self.stream, self.metadata);
-        let (shape, whose) = (self.native.shape, Whose::NativeLayer(layer));
-        rows.check("query", whose, query, &[shape.heads, 192])?;
-        rows.check("key", whose, key, &[shape.kv_heads, 192])?;
-        rows.check("value", whose, value, &[shape.kv_heads, VALUE])?;
+        let (shape, owner) = (self.native.shape, TensorOwner::NativeLayer(layer));
+        rows.check("query", owner, query, &[shape.heads, 192])?;
+        rows.check("key", owner, key, &[shape.kv_heads, 192])?;
+        rows.check("value", owner, value, &[shape.kv_heads, VALUE])?;
         let weights = [("key_weight", key_weight), ("value_weight", value_weight)];
         weights.into_iter().try_for_each(|(name, weight)| self.check_weight(name, weight))
     }

@@ -5,7 +5,6 @@ use std::fmt;
 use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
 use ascend_attention::{AnyTensor, DType, Device, Element, Stream, Tensor, Violation};
 
-use crate::backends::apart;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
 use crate::error::{Error, Result};
@@ -29,10 +28,10 @@ pub struct IndexerTensors<'a, T: Element, W: Element = T> {
 impl<T: Element, W: Element> IndexerTensors<'_, T, W> {
     /// Refuses tensors of an indexer that do not have the step's rows, or these heads.
     pub(super) fn check(&self, rows: &SparseRows<'_>, indexer: usize, heads: usize) -> Result<()> {
-        let whose = Whose::Indexer(indexer);
-        rows.check("index query", whose, self.query, &[heads, 128])?;
-        rows.check("index weights", whose, self.weights, &[heads])?;
-        rows.check("index key", whose, self.key, &[1, 128])
+        let owner = TensorOwner::Indexer(indexer);
+        rows.check("index query", owner, self.query, &[heads, 128])?;
+        rows.check("index weights", owner, self.weights, &[heads])?;
+        rows.check("index key", owner, self.key, &[1, 128])
     }
 }
 
@@ -81,14 +80,14 @@ impl<T: Element> SparseTensors<'_, T> {
     /// Refuses tensors of a layer that do not have the step's rows, or these heads.
     pub(super) fn check(&self, rows: &SparseRows<'_>, layer: usize, queries: LayerQueries) -> Result<()> {
         let LayerQueries { heads, joined } = queries;
-        let (whose, [dim, rope_dim]) = match joined {
-            true => (Whose::QuantisedLayer(layer), [QuantisedRow::DIM, 0]),
-            false => (Whose::Layer(layer), [512, 64]),
+        let (owner, [dim, rope_dim]) = match joined {
+            true => (TensorOwner::QuantisedLayer(layer), [QuantisedRow::DIM, 0]),
+            false => (TensorOwner::Layer(layer), [512, 64]),
         };
-        rows.check("query", whose, self.query, &[heads, dim])?;
-        rows.check("query_rope", whose, self.query_rope, &[heads, rope_dim])?;
-        rows.check("latent", whose, self.latent, &[1, 512])?;
-        rows.check("key_rope", whose, self.key_rope, &[1, 64])
+        rows.check("query", owner, self.query, &[heads, dim])?;
+        rows.check("query_rope", owner, self.query_rope, &[heads, rope_dim])?;
+        rows.check("latent", owner, self.latent, &[1, 512])?;
+        rows.check("key_rope", owner, self.key_rope, &[1, 64])
     }
 }
 
@@ -100,16 +99,16 @@ pub(super) struct LayerQueries {
     pub(super) joined: bool,
 }
 
-/// Whose tensor is checked.
+/// The indexer or layer whose tensor is checked.
 #[derive(Clone, Copy)]
-pub(super) enum Whose {
+pub(super) enum TensorOwner {
     Indexer(usize),
     Layer(usize),
     QuantisedLayer(usize),
     NativeLayer(usize),
 }
 
-impl Whose {
+impl TensorOwner {
     /// The advice on heads of a layer or an indexer, on those of an indexer as `captured` graphs have them.
     fn fix(self, captured: bool) -> &'static str {
         match self {
@@ -138,7 +137,7 @@ impl Whose {
     }
 }
 
-impl fmt::Display for Whose {
+impl fmt::Display for TensorOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Indexer(indexer) => write!(f, "indexer {indexer}"),
@@ -172,28 +171,15 @@ impl<'a> SparseRows<'a> {
         rows == self.padded || self.unfilled.is_some_and(|unfilled| rows == unfilled || rows == self.actual)
     }
 
-    /// Refuses an output of the caller that does not have a row of `of_token` for each token and for the padding, or
-    /// that shares memory with what a layer reads and writes.
-    pub(super) fn check_output<'t>(
-        &self,
-        name: &'static str,
-        output: &AnyTensor,
-        of_token: [usize; 2],
-        others: impl IntoIterator<Item = (&'static str, &'t AnyTensor)>,
-    ) -> Result<()> {
-        output.check_device(name, self.device)?;
-        let [heads, dim] = of_token;
-        let wanted = [self.padded, heads, dim];
-        if *output.shape() != wanted || !output.is_contiguous() {
-            let planned = format_args!("a contiguous tensor of {wanted:?}");
-            return Err(Error::not_as_planned(name, output.desc(), planned));
-        }
-        apart(name, output, others)
-    }
-
     /// Refuses a tensor of other rows than the step has tokens, of other sizes, that is not contiguous, or of another
     /// device.
-    pub(super) fn check(&self, name: &'static str, whose: Whose, tensor: &AnyTensor, of_token: &[usize]) -> Result<()> {
+    pub(super) fn check(
+        &self,
+        name: &'static str,
+        owner: TensorOwner,
+        tensor: &AnyTensor,
+        of_token: &[usize],
+    ) -> Result<()> {
         tensor.check_device(name, self.device)?;
         let Self { actual, padded, unfilled, .. } = *self;
         let (rule, fix) = match tensor.shape().split_first() {
@@ -215,9 +201,9 @@ impl<'a> SparseRows<'a> {
                 "bring a row for each token of the batch that the metadata was made of, and for each that was added \
                  to fill it up",
             ),
-            _ => (&rules::STEP_HEADS, whose.fix(unfilled.is_some())),
+            _ => (&rules::STEP_HEADS, owner.fix(unfilled.is_some())),
         };
-        let given = format_args!("{name} {} in {whose}", tensor.desc());
+        let given = format_args!("{name} {} in {owner}", tensor.desc());
         let dummies = padded.saturating_sub(actual);
         let allowed = format_args!(
             "[{padded}, {}]: {actual} rows of the requests and {dummies} of padding{}, with row-major strides",

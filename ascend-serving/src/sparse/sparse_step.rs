@@ -7,10 +7,10 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
-use crate::engine::QueuedLayers;
+use crate::engine::check_output;
 use crate::error::{Error, Result};
 use crate::graphs::{Replays, copy_rows};
-use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, StepLease, StepProgress};
+use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, QueuedLayers, StepLease, StepProgress};
 use crate::rules;
 
 use super::key_choice::KeyChoice;
@@ -60,9 +60,9 @@ pub struct SparseStep<'a, T: Element> {
     /// The choice of every key, in a step whose requests have no more keys than a token reads.
     all_keys: Option<KeyChoice>,
     /// What the first indexer has prepared for all indexers.
-    chooses: Option<(IndexerKind, Planned<IndexCall>)>,
+    chooses: Option<(IndexerKind, CallAndWrite<IndexCall>)>,
     /// What the first layer has prepared for all layers.
-    attends: Option<Planned<AttendCall>>,
+    attends: Option<CallAndWrite<AttendCall>>,
     /// What is replayed in the place of these calls.
     graphs: Option<ReplayedSparse<'a, T>>,
     indexers: StepIndexers,
@@ -90,7 +90,7 @@ const LATENT: usize = 512;
 
 /// A call, and the writes of new tokens that come before it.
 #[derive(Debug)]
-struct Planned<P> {
+struct CallAndWrite<P> {
     call: P,
     write: CacheWrite,
 }
@@ -181,7 +181,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 let call = IndexCall::plan(*sparse_count, &self.sequences, index_keys, indexer, inputs)?;
                 let slots = self.metadata.slots();
                 let write = CacheWrite::plan(index_keys, self.stream, slots, key, &no_values)?;
-                self.chooses.insert((kind, Planned { call, write }))
+                self.chooses.insert((kind, CallAndWrite { call, write }))
             }
         };
         if self.metadata.longest() <= *sparse_count && self.all_keys.is_none() {
@@ -267,7 +267,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
         }
         let rows = self.rows();
         inputs.check(&rows, layer, self.sparse.layer_queries())?;
-        let of_token = [self.sparse.shape.heads, LATENT];
+        let shape = [rows.padded, self.sparse.shape.heads, LATENT];
         let mut target = match into {
             Some(output) => output.clone(),
             None => {
@@ -275,7 +275,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 self.output = None;
                 match &self.graphs {
                     Some(graphs) => graphs.replays.buffers().attention.out.clone(),
-                    None => Tensor::empty(self.stream.device(), [rows.padded, of_token[0], LATENT])?,
+                    None => Tensor::empty(self.stream.device(), shape)?,
                 }
             }
         };
@@ -292,7 +292,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
             let stored = quantised.iter().map(|quantised| ("the cache", quantised.key()));
             let graph =
                 self.graphs.iter().map(|graphs| ("that of the graph", &*graphs.replays.buffers().attention.out));
-            rows.check_output("output", &target, of_token, own.into_iter().chain(stored).chain(graph))?;
+            check_output("output", &target, (rows.device, &shape), own.into_iter().chain(stored).chain(graph))?;
         }
         if let Some(ReplayedSparse { replays, .. }) = &mut self.graphs {
             let buffers = replays.buffers();
@@ -303,7 +303,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 ("key_rope", key_rope, &buffers.key_rope),
             ];
             copy_rows(self.stream, copies.into_iter())?;
-            replays.launch(layer, || self.layers.begin_write())?;
+            replays.launch(layer, &mut self.layers)?;
             if into.is_some() {
                 target.copy_from(self.stream, &buffers.attention.out)?;
             }
@@ -316,7 +316,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 let call = AttendCall::plan(shape.scale, &self.sequences, latents, layer, inputs)?;
                 let slots = self.metadata.slots();
                 let write = CacheWrite::plan(latents, self.stream, slots, latent, key_rope)?;
-                self.attends.insert(Planned { call, write })
+                self.attends.insert(CallAndWrite { call, write })
             }
         };
         self.layers.begin_write();
@@ -350,12 +350,12 @@ impl<T: Element> fmt::Debug for SparseStep<'_, T> {
 }
 
 impl<T: Element> ReplayedSparse<'_, T> {
-    /// Copies the tensors of an indexer into those of its graph, which is `behind` the graphs of layers, and replays
+    /// Copies the tensors of an indexer into those of its graph, which comes after the `graphs_of_layers`, and replays
     /// it.
     fn choose<W: Element>(
         &mut self,
         (stream, rows, indexers, layers): (&Stream, &SparseRows<'_>, &mut StepIndexers, &mut QueuedLayers),
-        behind: usize,
+        graphs_of_layers: usize,
         indexer: usize,
         inputs: IndexerTensors<'_, T, W>,
     ) -> Result<KeyChoice> {
@@ -378,15 +378,15 @@ impl<T: Element> ReplayedSparse<'_, T> {
             ("index key", key, &buffers.index_key),
         ];
         copy_rows(stream, copies.into_iter())?;
-        let mut queued = false;
-        let launched = self.replays.launch(behind.saturating_add(indexer), || queued = true);
-        if queued {
-            layers.begin_write();
-            // The choice of the indexer before may be overwritten.
-            self.latest = launched.is_ok().then_some(indexer);
-        }
-        if queued && launched.is_err() {
-            indexers.note_failed(indexer);
+        let launched = self.replays.launch(graphs_of_layers.saturating_add(indexer), layers);
+        // Unless it is refused, the choice of the indexer before may be overwritten.
+        match &launched {
+            Ok(()) => self.latest = Some(indexer),
+            Err(why) if why.is_refusal() => {}
+            Err(_) => {
+                self.latest = None;
+                indexers.note_failed(indexer);
+            }
         }
         launched?;
         Ok(KeyChoice::new(indexers.step(), indexer, buffers.chosen.indices.clone()))

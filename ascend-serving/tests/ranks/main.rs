@@ -461,7 +461,7 @@ fn divided_heads_are_gathered_to_those_of_the_model() {
         let mut step = attention.begin(&stream, &metadata).unwrap();
         let output = step.forward(0, (&query, &key, &value)).unwrap();
         let all = Tensor::empty(rank.device(), [ranks * tokens, own.heads, DIM]).unwrap();
-        rank.all_gather(&stream, &output, &all).unwrap();
+        rank.all_gather(&stream, output, &all).unwrap();
         all.download(&stream).unwrap()
     });
     let exact = [query, key, value].map(|tensor| tensor.exact());

@@ -106,7 +106,7 @@ fn step(
     let query = rows(stream, new, heads, dims[0]);
     let [key, value] = dims.map(|dim| rows(stream, new, kv_heads, dim));
     let mut step = attention.begin(stream, &metadata)?;
-    let output = step.forward(0, (&query, &key, &value))?;
+    let output = step.forward(0, (&query, &key, &value))?.clone();
     Ok((step.selected(0).unwrap().name, output))
 }
 

@@ -228,7 +228,7 @@ fn batch(stream: &Stream, blocks: usize, causality: Causality, requests: &[(usiz
     let settings = BatchSettings::of(attention.cache(), causality);
     let metadata = AttentionMetadata::new(&batch, settings)?;
     let mut step = attention.begin(stream, &metadata)?;
-    let output = step.forward(0, (&ones, &ones, &ones))?;
+    let output = step.forward(0, (&ones, &ones, &ones))?.clone();
     drop(step);
     Ok(output.download(stream)?)
 }

@@ -164,13 +164,13 @@ impl Scheduled for Engine<'_> {
                     step.forward(layer, inputs.mask(&self.masks[at].kind))
                 }
             };
-            results.push((layer, output.unwrap()));
+            results.push((layer, output.unwrap().clone()));
             if layer % 2 == 1 {
                 // A layer that shares the keys of this one, with its mask.
                 let mask = self.model.of_layers[layer].map(|at| &self.masks[at].kind);
                 let inputs = LayerInputs::from((&query, &key, &value)).shared_keys();
                 let inputs = mask.map_or(inputs, |mask| inputs.mask(mask));
-                results.push((layer, step.forward(layer, inputs).unwrap()));
+                results.push((layer, step.forward(layer, inputs).unwrap().clone()));
             }
         }
         step.end().unwrap();

@@ -248,7 +248,7 @@ impl<T: Number> Scheduled for Engine<'_, T> {
                 let rows = |what, heads| upload::<T>(self.stream, &names, layer, what, heads);
                 let (query, key) = (rows(0, self.shape.heads), rows(1, self.shape.kv_heads));
                 let value = rows(2, self.shape.kv_heads);
-                results.push(step.forward(layer, (&query, &key, &value)).unwrap());
+                results.push(step.forward(layer, (&query, &key, &value)).unwrap().clone());
             }
             prop_assert_eq!(step.selected(0).unwrap().name, "mxfp8");
         }

@@ -423,7 +423,7 @@ impl<'a> Model<'a> {
             for layer in 0..LAYERS {
                 let of = |what, heads| packed(self.stream, &names, layer, what, heads);
                 let (query, key, value) = (of(0, 2), of(1, 1), of(2, 1));
-                results.push(step.forward(layer, (&query, &key, &value)).unwrap());
+                results.push(step.forward(layer, (&query, &key, &value)).unwrap().clone());
             }
         }
         for (layer, result) in results.iter().enumerate() {

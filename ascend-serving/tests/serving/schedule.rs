@@ -148,7 +148,7 @@ impl<T: Number> Scheduled for Engine<'_, T> {
                 let query = packed(self.stream, &names, layer, 0, self.shape.heads);
                 let key = packed(self.stream, &names, layer, 1, self.shape.kv_heads);
                 let value = packed(self.stream, &names, layer, 2, self.shape.kv_heads);
-                results.push(step.forward(layer, (&query, &key, &value)).unwrap());
+                results.push(step.forward(layer, (&query, &key, &value)).unwrap().clone());
             }
             self.served.push(step.selected(0).unwrap().name);
         }

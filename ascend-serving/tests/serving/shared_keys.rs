@@ -105,14 +105,14 @@ fn keys_are_shared_by_layers_behind_the_one_that_has_them() {
     assert!(step.forward(LAYERS, shared).is_err());
     assert!(step.forward(0, inputs).unwrap_err().breaks(&rules::STEP_LAYER_REPEATED));
     // In the middle of the step and behind its last layer, with other queries too.
-    assert_computed(&stream, &step.forward(0, shared).unwrap(), &names, 0);
+    assert_computed(&stream, step.forward(0, shared).unwrap(), &names, 0);
     let [query, key, value] = &rows(&stream, &names, 1);
     step.forward(1, (query, key, value)).unwrap();
     let mut output = Tensor::empty(stream.device(), [5, shape().heads, DIM]).unwrap();
     step.forward_into(0, shared, &mut output).unwrap();
     assert_computed(&stream, &output, &names, 0);
     let again = LayerInputs::from((query, key, value)).shared_keys();
-    assert_computed(&stream, &step.forward(1, again).unwrap(), &names, 1);
+    assert_computed(&stream, step.forward(1, again).unwrap(), &names, 1);
     step.end().unwrap();
 }
 
@@ -142,10 +142,10 @@ fn shared_keys_come_from_the_cache_behind_backends_that_read_own_keys() {
     for layer in 0..LAYERS {
         let [query, key, value] = &rows(&stream, &names[3..], layer);
         let inputs = LayerInputs::from((query, key, value));
-        assert_last(&stream, &step.forward(layer, inputs).unwrap(), &names, (layer, usize::MAX));
+        assert_last(&stream, step.forward(layer, inputs).unwrap(), &names, (layer, usize::MAX));
         assert_eq!(step.selected(layer).unwrap().name, "cascade_prefill");
         spoil(&stream, [key, value]);
-        assert_last(&stream, &step.forward(layer, inputs.shared_keys()).unwrap(), &names, (layer, usize::MAX));
+        assert_last(&stream, step.forward(layer, inputs.shared_keys()).unwrap(), &names, (layer, usize::MAX));
         assert_eq!(step.selected(layer).unwrap().name, "cascade_prefill");
     }
     step.end().unwrap();
@@ -208,10 +208,10 @@ fn a_step_that_verifies_drafts_stays_one_for_layers_that_share_keys() {
     step.forward(0, inputs).unwrap();
     spoil(&stream, [key, value]);
     let shared = step.forward(0, inputs.shared_keys().mask(&mask)).unwrap();
-    assert_last(&stream, &shared, &names, (0, 3));
+    assert_last(&stream, shared, &names, (0, 3));
     let [query, key, value] = &rows(&stream, &names[5..], 1);
     let output = step.forward(1, LayerInputs::from((query, key, value)).mask(&mask)).unwrap();
-    assert_last(&stream, &output, &names, (1, 3));
+    assert_last(&stream, output, &names, (1, 3));
     assert_eq!([0, 1].map(|layer| step.selected(layer).unwrap().name), ["fused"; 2]);
     step.end().unwrap();
 }

@@ -168,13 +168,11 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     assert_eq!(forward.to_string(), said);
     assert_eq!(step.launch(5).unwrap_err().to_string(), said);
     // Rows and heads are checked as those of an eager step, padding aside.
-    let rule = |step: &mut ascend_serving::AttentionGraphStep<'_, bf16>, query| match step
-        .forward(0, (query, &key, &value))
-        .unwrap_err()
-    {
-        Error::Violation(refused) => refused.rule,
-        other => panic!("{other:?}"),
-    };
+    let rule =
+        |step: &mut ascend_serving::Step<'_, bf16>, query| match step.forward(0, (query, &key, &value)).unwrap_err() {
+            Error::Violation(refused) => refused.rule,
+            other => panic!("{other:?}"),
+        };
     let two = Tensor::empty(stream.device(), [2, HEADS, DIM]).unwrap();
     let heads = Tensor::empty(stream.device(), [1, HEADS + 1, DIM]).unwrap();
     assert_eq!(rule(&mut step, &two), &rules::STEP_TOKENS);
@@ -274,7 +272,7 @@ fn many_requests_that_may_each_be_long_are_captured_over_a_small_cache() {
         let row = &rows[request * HEADS * DIM..][..HEADS * DIM];
         check(row, &[*name], 0, None, &format!("request {request}"));
     }
-    let eager = attention.begin(&stream, &metadata).unwrap().forward(0, (&query, &key, &value)).unwrap();
+    let eager = attention.begin(&stream, &metadata).unwrap().forward(0, (&query, &key, &value)).unwrap().clone();
     assert_eq!(eager.download(&stream).unwrap(), rows);
 }
 

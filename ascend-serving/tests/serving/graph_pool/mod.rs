@@ -4,6 +4,7 @@ use crate::harness;
 mod drafts;
 mod groups;
 mod layers;
+mod one_loop;
 mod refused;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};

@@ -7,8 +7,7 @@ use std::task::Poll;
 
 use ascend_attention::Stream;
 use ascend_serving::{
-    Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, Error, Step, TreeStep, TreeVerification,
-    Violation,
+    Attention, AttentionGraphs, AttentionMetadata, Error, Step, TreeStep, TreeVerification, Violation,
 };
 
 use crate::tokens::Number;
@@ -320,7 +319,7 @@ impl<T: Number> Lane<T> for Eager<T> {
 /// Steps replayed from graphs.
 impl<T: Number> Lane<T> for AttentionGraphs<T> {
     type Metadata = AttentionMetadata;
-    type Step<'a> = AttentionGraphStep<'a, T>;
+    type Step<'a> = Step<'a, T>;
 
     const NAME: &'static str = "graph step";
 
@@ -333,21 +332,16 @@ impl<T: Number> Lane<T> for AttentionGraphs<T> {
         _: &World,
         stream: &'a Stream,
         metadata: &'a mut AttentionMetadata,
-    ) -> Result<AttentionGraphStep<'a, T>, Error> {
+    ) -> Result<Step<'a, T>, Error> {
         AttentionGraphs::begin(self, stream, metadata)
     }
 
-    fn forward(
-        step: &mut AttentionGraphStep<'_, T>,
-        stream: &Stream,
-        layer: usize,
-        inputs: &Inputs<T>,
-    ) -> Result<Vec<T>, Error> {
+    fn forward(step: &mut Step<'_, T>, stream: &Stream, layer: usize, inputs: &Inputs<T>) -> Result<Vec<T>, Error> {
         let output = step.forward(layer, inputs.of_layer())?;
         Ok(output.download(stream)?)
     }
 
-    fn end(step: AttentionGraphStep<'_, T>) -> Result<(), Error> {
+    fn end(step: Step<'_, T>) -> Result<(), Error> {
         step.end()
     }
 }

@@ -133,7 +133,7 @@ impl<'a> Engine<'a> {
                 let inputs = LayerInputs::latent(query, latent, key_rope, tensors);
                 // The last layer's output goes into a tensor of the caller, like the decodes'.
                 let output = if layer + 1 < LAYERS {
-                    step.forward(layer, inputs).unwrap()
+                    step.forward(layer, inputs).unwrap().clone()
                 } else {
                     let shape = match form {
                         LatentForm::Absorbed => [heads, split, LATENT],

@@ -427,7 +427,7 @@ fn layers_of_a_group_may_have_latents() {
     alone.grow(&stream, &mut sequence, 3).unwrap();
     let settings = BatchSettings::of(alone.cache(), Causality::Causal);
     let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 3)], settings).unwrap();
-    let want = alone.begin(&stream, &metadata).unwrap().forward(0, inputs);
+    let want = alone.begin(&stream, &metadata).unwrap().forward(0, inputs).cloned();
     let want = want.unwrap().download(&stream).unwrap();
 
     let group = LayerGroup::new([0], Causality::Causal, shape, cache(), backends());

@@ -10,8 +10,8 @@ use ascend_attention::sys::bindings::{aclError, aclmdlRI, aclrtStream};
 use ascend_attention::{Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
-    AnyLayerInputs, Attention, AttentionGraphStep, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs,
-    Error, GraphLimits, LayerTensor, LinearCapture, RangeCheck, Result, StatePolicy, rules,
+    Attention, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs, Error, GraphLimits, LayerTensor,
+    LinearCapture, RangeCheck, Result, StatePolicy, rules,
 };
 use proptest::prelude::*;
 
@@ -24,23 +24,6 @@ use crate::harness;
 pub(super) struct Graphs {
     pub(super) graphs: AttentionGraphs<bf16>,
     weights: Vec<Tensor<bf16>>,
-}
-
-/// A step that is replayed, with the weights of each layer.
-struct Replayed<'a> {
-    step: AttentionGraphStep<'a, bf16>,
-    weights: &'a [Tensor<bf16>],
-}
-
-impl Layers for Replayed<'_> {
-    /// The graph reads its own weights.
-    fn convolve(&mut self, layer: usize, x: &Tensor<bf16>, _: &Tensor<bf16>) -> Result<Tensor<bf16>> {
-        self.step.convolve(layer, (x, &self.weights[layer])).cloned()
-    }
-
-    fn forward(&mut self, layer: usize, inputs: AnyLayerInputs<'_, bf16>) -> Result<Tensor<bf16>> {
-        self.step.forward(layer, inputs).cloned()
-    }
 }
 
 fn all_weights(stream: &Stream) -> Vec<Tensor<bf16>> {
@@ -74,12 +57,15 @@ impl Graphs {
         names: &[u64],
         layers: Range<usize>,
     ) -> Result<Vec<Vec<bf16>>> {
-        let step = self.graphs.begin(stream, metadata)?;
-        let mut step = Replayed { step, weights: &self.weights };
-        // All layers of a kind write one output.
-        let outputs = layers.map(|layer| Ok(forward(&mut step, stream, names, 0, layer)?.download(stream)?));
+        let mut step = self.graphs.begin(stream, metadata)?;
+        // The graphs read their own weights, and all layers of a kind write one output.
+        let weights = &self.weights;
+        let outputs = layers.map(|layer| {
+            let output = forward_by(&weights[layer], &mut step, stream, (names, 0), layer)?;
+            Ok(output.download(stream)?)
+        });
         let outputs = outputs.collect::<Result<_>>()?;
-        step.step.end()?;
+        step.end()?;
         Ok(outputs)
     }
 }
@@ -330,6 +316,10 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.forward(layer, (&wide, &wide, &wide)).map(drop), &rules::STEP_KIND);
     is(step.forward(FULL, rows.tensors(&value)).map(drop), &rules::STEP_KIND);
     is(step.forward(LAYERS, rows.tensors(&value)).map(drop), &rules::ARGUMENT_VALUE);
+    let mut narrow = zeros(&[1, SHAPE.value_heads, SHAPE.value_dim - 1]);
+    is(step.forward_into(layer, rows.tensors(&value), &mut narrow), &rules::PLAN_TENSORS);
+    let mut of_graph = step.linear_tensors().unwrap().output.clone();
+    is(step.forward_into(layer, rows.tensors(&value), &mut of_graph), &rules::ARGUMENT_MEMORY);
     step.forward(layer, rows.tensors(&value)).unwrap();
     is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_LAYER_REPEATED);
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);
@@ -343,7 +333,9 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     let values = y.narrow(1, 0..VALUES).unwrap().contiguous(&stream).unwrap();
     own.copy_from(&stream, &values.reshape(own.shape()).unwrap()).unwrap();
     let own = own.narrow(0, 0..1).unwrap();
-    let got = step.forward(other, rows.tensors(&own)).unwrap().download(&stream).unwrap();
+    let mut output = Tensor::empty(stream.device(), of_graph.shape()).unwrap();
+    step.forward_into(other, rows.tensors(&own), &mut output).unwrap();
+    let got = output.download(&stream).unwrap();
     let want = reference(&[1, 2, 3, 4], other).pop().unwrap();
     assert!(got.iter().zip(&want).all(|(got, want)| (got.to_f64() - want).abs() < 0.03));
 }

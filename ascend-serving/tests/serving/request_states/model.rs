@@ -6,9 +6,7 @@ use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, StatePool, StateShape};
-use ascend_serving::{
-    AnyLayerInputs, Attention, AttentionShape, Backend, Backends, Causality, LayerGroup, Result, Step,
-};
+use ascend_serving::{Attention, AttentionShape, Backend, Backends, Causality, LayerGroup, Result, Step};
 
 pub(super) const LINEAR: [usize; 2] = [2, 0];
 pub(super) const FULL: usize = 1;
@@ -118,23 +116,6 @@ pub(super) fn values(names: &[u64], layer: usize) -> Vec<Vec<f64>> {
     (0..names.len()).map(|token| (0..VALUES).map(|channel| value(token, channel)).collect()).collect()
 }
 
-/// The layers of a step, of either kind.
-pub(super) trait Layers {
-    fn convolve(&mut self, layer: usize, x: &Tensor<bf16>, weight: &Tensor<bf16>) -> Result<Tensor<bf16>>;
-
-    fn forward(&mut self, layer: usize, inputs: AnyLayerInputs<'_, bf16>) -> Result<Tensor<bf16>>;
-}
-
-impl Layers for Step<'_, bf16> {
-    fn convolve(&mut self, layer: usize, x: &Tensor<bf16>, weight: &Tensor<bf16>) -> Result<Tensor<bf16>> {
-        Step::convolve(self, layer, (x, weight))
-    }
-
-    fn forward(&mut self, layer: usize, inputs: AnyLayerInputs<'_, bf16>) -> Result<Tensor<bf16>> {
-        Step::forward(self, layer, inputs)
-    }
-}
-
 pub(super) fn weight(stream: &Stream, layer: usize) -> Tensor<bf16> {
     upload(stream, weights(layer).into_iter(), &[CONVOLUTION.width, CONVOLUTION.channels])
 }
@@ -168,8 +149,18 @@ impl Rows {
     }
 
     /// Queues the convolution of the tokens, which gives their values.
-    pub(super) fn convolved(&self, step: &mut impl Layers, stream: &Stream, layer: usize) -> Result<Tensor<bf16>> {
-        let values = step.convolve(layer, &self.mixed, &weight(stream, layer))?;
+    pub(super) fn convolved(&self, step: &mut Step<'_, bf16>, stream: &Stream, layer: usize) -> Result<Tensor<bf16>> {
+        self.convolved_by(&weight(stream, layer), step, stream, layer)
+    }
+
+    fn convolved_by(
+        &self,
+        weight: &Tensor<bf16>,
+        step: &mut Step<'_, bf16>,
+        stream: &Stream,
+        layer: usize,
+    ) -> Result<Tensor<bf16>> {
+        let values = step.convolve(layer, (&self.mixed, weight))?;
         let values = values.narrow(0, 0..self.mixed.shape()[0])?.narrow(1, 0..VALUES)?.contiguous(stream)?;
         Ok(values.reshape([self.mixed.shape()[0], SHAPE.value_heads, SHAPE.value_dim])?)
     }
@@ -185,25 +176,36 @@ pub(super) fn attention_row(name: u64, layer: usize, which: usize) -> impl Itera
     (0..heads * DIM).map(move |at| number(name, layer, 1000 * (1 + which) + at))
 }
 
-/// Queues a layer of a step for the tokens of these names.
+/// Queues a layer of a step for the tokens of these names, with weights of its own.
 pub(super) fn forward(
-    step: &mut impl Layers,
+    step: &mut Step<'_, bf16>,
     stream: &Stream,
     names: &[u64],
     pad: usize,
     layer: usize,
 ) -> Result<Tensor<bf16>> {
+    forward_by(&weight(stream, layer), step, stream, (names, pad), layer)
+}
+
+/// Queues a layer of a step for the tokens of these names, with these weights of its convolution, and with padding.
+pub(super) fn forward_by(
+    weight: &Tensor<bf16>,
+    step: &mut Step<'_, bf16>,
+    stream: &Stream,
+    (names, pad): (&[u64], usize),
+    layer: usize,
+) -> Result<Tensor<bf16>> {
     if LINEAR.contains(&layer) {
         let rows = Rows::new(stream, names, pad, layer);
-        let values = rows.convolved(step, stream, layer)?;
-        return step.forward(layer, rows.tensors(&values).into());
+        let values = rows.convolved_by(weight, step, stream, layer)?;
+        return step.forward(layer, rows.tensors(&values)).cloned();
     }
     let padded = names.iter().copied().chain(std::iter::repeat_n(u64::MAX, pad));
     let [query, key, value] = [0, 1, 2].map(|which| {
         let rows = padded.clone().flat_map(|name| attention_row(name, layer, which));
         upload(stream, rows, &[names.len() + pad, if which == 0 { HEADS } else { 1 }, DIM])
     });
-    step.forward(layer, (&query, &key, &value).into())
+    step.forward(layer, (&query, &key, &value)).cloned()
 }
 
 /// The outputs of the tokens of a request in a layer, one after the other, in double precision.

@@ -101,26 +101,16 @@ fn step(
     };
     let attended = (&wide[0], &wide[1], &wide[2]);
     let rows = |output: &Tensor<bf16>| output.narrow(0, 0..count)?.contiguous(stream)?.download(stream);
-    match graphs {
-        Some(graphs) => {
-            let mut step = graphs.begin(stream, &mut metadata)?;
-            let convolved = inputs.map(|inputs| step.convolve(0, inputs).cloned()).transpose()?;
-            let value = values(convolved)?;
-            let linear = rows(step.forward(0, tensors(&value))?)?;
-            let full = rows(step.forward(FULL, attended)?)?;
-            step.end()?;
-            Ok([linear, full].concat())
-        }
-        None => {
-            let mut step = attention.begin(stream, &metadata)?;
-            let convolved = inputs.map(|inputs| step.convolve(0, inputs)).transpose()?;
-            let value = values(convolved)?;
-            let linear = rows(&step.forward(0, tensors(&value))?)?;
-            let full = rows(&step.forward(FULL, attended)?)?;
-            step.end()?;
-            Ok([linear, full].concat())
-        }
-    }
+    let mut step = match graphs {
+        Some(graphs) => graphs.begin(stream, &mut metadata)?,
+        None => attention.begin(stream, &metadata)?,
+    };
+    let convolved = inputs.map(|inputs| step.convolve(0, inputs).cloned()).transpose()?;
+    let value = values(convolved)?;
+    let linear = rows(step.forward(0, tensors(&value))?)?;
+    let full = rows(step.forward(FULL, attended)?)?;
+    step.end()?;
+    Ok([linear, full].concat())
 }
 
 fn has_equal_bits(variant: Variant) {

@@ -106,7 +106,7 @@ impl Layer<'_> {
         });
         let mut inputs = LayerInputs::from((&query, &key, &value));
         inputs.learnable_sink = sink;
-        let output = step.forward(0, inputs)?;
+        let output = step.forward(0, inputs)?.clone();
         let selected = step.selected(0).unwrap();
         let refused = selected.refused.iter().map(|refused| refused.taken_by);
         let served = (selected.name, refused.collect());

@@ -58,7 +58,7 @@ impl DescribedStep<'_> {
         let (query, key) = (rows(HEADS)?, rows(KV_HEADS)?);
         let mut inputs = LayerInputs::from((&query, &key, &key));
         inputs.learnable_sink = self.sink.then_some(&*sinks);
-        let output = step.forward(0, inputs)?;
+        let output = step.forward(0, inputs)?.clone();
         let name = step.selected(0).unwrap().name;
         drop(step);
         let real = metadata.actual_tokens() as usize * HEADS * self.dim;

@@ -1,24 +1,46 @@
 //! What the graphs of a size read and write in layers of linear attention, and the calls that they record.
 
+use std::sync::Arc;
+
 use ascend_attention::delta_rule::{DeltaSequences, DeltaTensors};
 use ascend_attention::graph::Capturing;
 use ascend_attention::recurrent_delta_rule::{RecurrentDeltaPlan, RecurrentGatedDeltaRule};
 use ascend_attention::spec::ops::delta_rule::MOST_TOKENS;
-use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::engine::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
 use crate::error::{Error, Result};
+use crate::graphs::{ConvolutionWeights, GraphLimits, GroupBuffers, LinearCapture, RowsPerRequest, zeros};
 use crate::kv::{StateLease, StatePool, no_layer};
 use crate::rules;
 
-use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_tensors::{GroupBuffers, zeros};
-use super::linear_capture::{ConvolutionWeights, LinearCapture};
+use super::convolution_calls::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
 
 /// The buffers of the graphs of a size: of each group of layers, and of layers of linear attention.
 pub(super) struct SizeBuffers<T: Element> {
     pub(super) groups: Vec<GroupBuffers<T>>,
     pub(super) linear: Option<LinearBuffers<T>>,
+}
+
+/// The layers of linear attention that were captured.
+pub(super) struct CapturedLinear<T: Element> {
+    pub(super) pool: Arc<StatePool>,
+    /// The weights of each layer's convolution.
+    pub(super) convolutions: Vec<TypedWeights<T>>,
+}
+
+/// The weights of a layer's convolution and its bias, if it has one, of the type of the step.
+pub(super) type TypedWeights<T> = (Tensor<T>, Option<Tensor<T>>);
+
+impl<T: Element> CapturedLinear<T> {
+    /// The layers that limits describe, which were checked.
+    pub(super) fn new(pool: &Arc<StatePool>, capture: &LinearCapture) -> Result<Self> {
+        let typed = |(weight, bias): &ConvolutionWeights| {
+            let bias = bias.as_ref().map(|bias| bias.clone().typed::<T>()).transpose()?;
+            Ok((weight.clone().typed::<T>()?, bias))
+        };
+        let convolutions = capture.convolutions.iter().map(typed).collect::<Result<_>>()?;
+        Ok(Self { pool: Arc::clone(pool), convolutions })
+    }
 }
 
 /// The tensors of a captured layer of linear attention, with a row for each token of the captured size. All such layers
@@ -45,26 +67,11 @@ pub struct LinearGraphTensors<T: Element> {
 }
 
 impl<T: Element> LinearGraphTensors<T> {
-    fn delta(&self) -> DeltaTensors<'_, T> {
+    /// The tensors that a layer reads.
+    pub(super) fn inputs(&self) -> DeltaTensors<'_, T> {
         let mut tensors = DeltaTensors::new((&self.query, &self.key, &self.value), &self.beta);
         (tensors.g, tensors.gk) = (self.g.as_ref(), self.gk.as_ref());
         tensors
-    }
-
-    /// The tensors that a layer's inputs are copied to, each with its name and the inputs' own.
-    pub(super) fn copies<'a>(
-        &'a self,
-        inputs: &DeltaTensors<'a, T>,
-    ) -> [(&'static str, Option<&'a AnyTensor>, Option<&'a AnyTensor>); 6] {
-        let decays = |tensor: Option<&'a Tensor<f32>>| tensor.map(|tensor| &**tensor);
-        [
-            ("query", Some(inputs.query), Some(&self.query)),
-            ("key", Some(inputs.key), Some(&self.key)),
-            ("value", Some(inputs.value), Some(&self.value)),
-            ("beta", Some(inputs.beta), Some(&self.beta)),
-            ("g", decays(inputs.g), decays(self.g.as_ref())),
-            ("gk", decays(inputs.gk), decays(self.gk.as_ref())),
-        ]
     }
 }
 
@@ -90,7 +97,7 @@ impl<T: Element> LinearBuffers<T> {
                 "describe the layers by `GraphLimits::linear`",
             ));
         };
-        let RowsEach(each) = limits.each;
+        let RowsPerRequest(each) = limits.each;
         let most = MOST_TOKENS as usize;
         if each > most {
             return Err(Violation::new(
@@ -107,11 +114,12 @@ impl<T: Element> LinearBuffers<T> {
 
     /// Allocates the buffers of `requests` requests with `rows` rows together, and plans their calls.
     pub(super) fn new(
-        pool: &StatePool,
+        linear: &CapturedLinear<T>,
         stream: &Stream,
         capture: &LinearCapture,
         (requests, rows): (usize, usize),
     ) -> Result<Self> {
+        let pool = &*linear.pool;
         let device = stream.device();
         let shape = pool.shape();
         let (key_heads, [g, gk]) = (capture.key_heads, capture.decays);
@@ -132,7 +140,7 @@ impl<T: Element> LinearBuffers<T> {
         };
         let sequences = DeltaSequences::without_tokens(stream, requests, rows)?;
         let states = pool.layer(0)?;
-        let planned = RecurrentGatedDeltaRule::new(shape.scale).plan(&sequences, (tensors.delta(), states));
+        let planned = RecurrentGatedDeltaRule::new(shape.scale).plan(&sequences, (tensors.inputs(), states));
         let plan = planned.map_err(|why| {
             let why = Error::from(why);
             match &why {
@@ -144,17 +152,16 @@ impl<T: Element> LinearBuffers<T> {
                 _ => why,
             }
         })?;
-        let convolution = match (shape.convolution, capture.convolutions.first()) {
-            (Some(convolution), Some(first)) => {
+        let convolution = match (shape.convolution, linear.convolutions.first()) {
+            (Some(convolution), Some((weight, bias))) => {
                 let [x, y] = [(); 2].map(|()| zeros::<T>(device, [rows, convolution.channels, 1]));
                 let [x, y] = [x?, y?].map(|rows_of| rows_of.reshape([rows, convolution.channels]));
                 let [x, y] = [x?, y?];
                 // Only a request with drafts keeps a window behind each token.
                 let keeps = rows > requests && shape.drafts > 0;
                 let numbers = ConvolutionRows::of(convolution.front(), &[], (requests, rows));
-                let (weight, bias) = typed(first)?;
                 let windows = pool.windows(0)?.clone().typed::<T>()?;
-                let given = ConvolutionTensors { x: &x, weight: &weight, bias: bias.as_ref(), windows: &windows };
+                let given = ConvolutionTensors { x: &x, weight, bias: bias.as_ref(), windows: &windows };
                 let calls = ConvolutionCalls::plan(pool, stream, (&numbers, keeps), given)?;
                 let x = calls.own_rows().cloned().unwrap_or(x);
                 tensors.convolution = Some([x, y]);
@@ -169,23 +176,22 @@ impl<T: Element> LinearBuffers<T> {
     pub(super) fn record_convolution(
         &self,
         capture: &Capturing<'_>,
-        pool: &StatePool,
+        linear: &CapturedLinear<T>,
         layer: usize,
-        weights: &[ConvolutionWeights],
     ) -> Result<()> {
-        let (Some(calls), Some([x, y]), Some(own)) = (&self.convolution, &self.tensors.convolution, weights.get(layer))
+        let weights = linear.convolutions.get(layer);
+        let (Some(calls), Some([x, y]), Some((weight, bias))) = (&self.convolution, &self.tensors.convolution, weights)
         else {
-            return Err(no_layer(layer, weights.len()));
+            return Err(no_layer(layer, linear.convolutions.len()));
         };
-        let (weight, bias) = typed(own)?;
-        let windows = pool.windows(layer)?.clone().typed::<T>()?;
-        let tensors = ConvolutionTensors { x, weight: &weight, bias: bias.as_ref(), windows: &windows };
+        let windows = linear.pool.windows(layer)?.clone().typed::<T>()?;
+        let tensors = ConvolutionTensors { x, weight, bias: bias.as_ref(), windows: &windows };
         calls.launch(capture, tensors, &mut y.clone(), || ())
     }
 
     /// Records a layer, counted among those of linear attention.
     pub(super) fn record_layer(&self, capture: &Capturing<'_>, pool: &StatePool, layer: usize) -> Result<()> {
-        let inputs = (self.tensors.delta(), pool.layer(layer)?);
+        let inputs = (self.tensors.inputs(), pool.layer(layer)?);
         Ok(self.plan.launch_into(capture, inputs, &mut self.tensors.output.clone())?)
     }
 
@@ -202,10 +208,4 @@ impl<T: Element> LinearBuffers<T> {
         }
         Ok(())
     }
-}
-
-/// The weights of a layer's convolution, of the type of the step.
-fn typed<T: Element>((weight, bias): &ConvolutionWeights) -> Result<(Tensor<T>, Option<Tensor<T>>)> {
-    let bias = bias.as_ref().map(|bias| bias.clone().typed::<T>()).transpose()?;
-    Ok((weight.clone().typed::<T>()?, bias))
 }

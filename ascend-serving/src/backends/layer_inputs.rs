@@ -4,8 +4,9 @@ use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::Rule;
 use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentTensors};
 use crate::batch::LayerMask;
+
+use super::latent_tensors::{LatentForm, LatentTensors};
 
 /// The inputs of a layer of a step: query, key and value, and for some layers a mask of their own, sinks, or latents.
 /// The tuple `(&query, &key, &value)` converts to the inputs of a layer that has none of these.

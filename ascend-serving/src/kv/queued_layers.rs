@@ -6,8 +6,10 @@ use std::thread;
 
 use ascend_attention::Violation;
 
-use crate::kv::{GROUP, StepProgress};
 use crate::rules;
+
+use super::pool::StepProgress;
+use super::quantised::GROUP;
 
 /// The layers of a step. Once all are queued, the caches count the tokens of the step as computed. If it is dropped
 /// before, a warning is given; where the step writes keys and values, they are missing from the cache, and the next

@@ -8,21 +8,21 @@ use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
 
 use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
-use crate::engine::{
-    Attention, LayerPlace, LeasedStates, QueuedLayers, RangeCheck, RangeChecker, RangeFinding, STEP_AGAIN,
-    take_findings,
-};
 use crate::error::{Error, Result};
-use crate::kv::{CopiesIn, no_layer};
+use crate::graphs::{
+    CachedLayer, CapturedGroup, GraphLimits, GraphPool, ReplayedProgram, RowsPerRequest, fitting_rows,
+    not_while_capturing,
+};
+use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, no_layer};
 use crate::rules;
 
-use super::attention_graph_step::{AttentionGraphStep, CapturedLayers};
-use super::captured_group::{CapturedGroup, fitting_rows};
-use super::graph_limits::{GraphLimits, RowsEach};
-use super::graph_pool::{GraphPool, GraphStep, not_while_capturing};
-use super::graph_tensors::ReplayedProgram;
-use super::linear_buffers::{LinearBuffers, SizeBuffers};
-use super::linear_replay::{CapturedLinear, LinearReplay};
+use super::attention::Attention;
+use super::layer_group::{LayerGroup, LayerPlace};
+use super::leased_states::LeasedStates;
+use super::linear_buffers::{CapturedLinear, LinearBuffers, SizeBuffers};
+use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
+use super::replayed_layers::ReplayedLayers;
+use super::step::{Step, StepCalls};
 
 /// Steps of any number of requests, replayed from graphs that were captured for a few sizes: one graph for each
 /// layer, so that the model's other work can run between them. One object serves all layers of the model and all
@@ -74,12 +74,14 @@ use super::linear_replay::{CapturedLinear, LinearReplay};
 pub struct AttentionGraphs<T: Element> {
     graphs: GraphPool<SizeBuffers<T>>,
     groups: Vec<CapturedGroup>,
+    /// For each group the cache of each of its layers.
+    caches: Vec<Vec<CachedLayer<T>>>,
     places: Vec<LayerPlace>,
     /// The sinks of each layer; empty without sinks.
     sinks: Vec<Option<AnyTensor>>,
     /// The layers of linear attention, if there are any.
-    linear: Option<CapturedLinear>,
-    each: RowsEach,
+    linear: Option<CapturedLinear<T>>,
+    each: RowsPerRequest,
     deterministic: bool,
     range_checker: Option<RangeChecker<T>>,
 }
@@ -171,11 +173,12 @@ impl<T: Element> AttentionGraphs<T> {
         if described.is_none() {
             limits.check_not_linear()?;
         }
-        let linear = described.zip(attention.shared_states()).map(|(capture, pool)| CapturedLinear {
-            pool: Arc::clone(pool),
-            convolutions: capture.convolutions.clone(),
-        });
+        let linear = described.zip(attention.states.as_ref()).map(|(capture, pool)| CapturedLinear::new(pool, capture));
+        let linear = linear.transpose()?;
         let convolutions = linear.as_ref().map_or(0, |linear| linear.convolutions.len());
+        let caches = attention.groups().iter().map(LayerGroup::cache);
+        let caches = caches.map(|cache| (0..cache.shape().layers).map(|layer| cache.tensors(layer)).collect());
+        let caches = caches.collect::<Result<Vec<Vec<_>>>>()?;
         let sinks = &limits.learnable_sinks;
         let of_group = |group: usize| {
             let own = places.iter().zip(sinks);
@@ -191,17 +194,19 @@ impl<T: Element> AttentionGraphs<T> {
             |rows| {
                 let requests = limits.each.requests(rows);
                 let both = groups.iter().zip(attention.groups()).enumerate();
-                let groups = both.map(|(at, (group, own))| group.buffers(stream, own, requests, &of_group(at)));
+                let groups = both.map(|(at, (group, own))| {
+                    group.buffers(stream, (own.cache(), own.backends()), requests, &of_group(at))
+                });
                 let groups = groups.collect::<Result<_>>()?;
                 let linear = described
                     .zip(linear.as_ref())
-                    .map(|(capture, linear)| LinearBuffers::new(&linear.pool, stream, capture, (requests, rows)));
+                    .map(|(capture, linear)| LinearBuffers::new(linear, stream, capture, (requests, rows)));
                 Ok(SizeBuffers { groups, linear: linear.transpose()? })
             },
             |capture, _, layer, buffers: &SizeBuffers<T>| {
                 if let (Some(linear), Some(buffers)) = (&linear, &buffers.linear) {
                     if let Some(own) = layer.checked_sub(places.len()) {
-                        return buffers.record_convolution(capture, &linear.pool, own, &linear.convolutions);
+                        return buffers.record_convolution(capture, linear, own);
                     }
                     if let Some(place) = places.get(layer).filter(|place| place.group == groups.len()) {
                         return buffers.record_layer(capture, &linear.pool, place.layer);
@@ -209,7 +214,7 @@ impl<T: Element> AttentionGraphs<T> {
                 }
                 let known = places.get(layer).and_then(|place| {
                     let LayerPlace { group: at, layer } = *place;
-                    let own = (attention.groups().get(at)?, layer);
+                    let own = (attention.groups().get(at)?.cache(), layer);
                     Some((groups.get(at)?, own, buffers.groups.get(at)?))
                 });
                 let Some((group, own, buffers)) = known else {
@@ -222,6 +227,7 @@ impl<T: Element> AttentionGraphs<T> {
         Ok(Self {
             graphs,
             groups,
+            caches,
             places,
             sinks: limits.learnable_sinks.clone(),
             linear,
@@ -333,11 +339,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// Errors of the device while lengths are planned and buffers filled, such as
     /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the
     /// metadata padded: it can be begun again, and computed without a graph.
-    pub fn begin<'a>(
-        &'a mut self,
-        stream: &'a Stream,
-        metadata: &mut AttentionMetadata,
-    ) -> Result<AttentionGraphStep<'a, T>> {
+    pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &mut AttentionMetadata) -> Result<Step<'a, T>> {
         self.graphs.admits(stream)?;
         check_deterministic(self.deterministic, stream.device())?;
         let rows = self.check(metadata)?;
@@ -361,8 +363,9 @@ impl<T: Element> AttentionGraphs<T> {
         // Before the padding: a backend may refuse the step, and a mask may have a row without keys.
         let buffers = Arc::clone(self.graphs.buffers(rows).ok_or_else(|| self.graphs.too_large(rows))?);
         let padded = metadata.replayed(requests, rows)?;
-        let programs = self.groups.iter().zip(&buffers.groups).zip(padded.groups());
-        let programs = programs.map(|((group, buffers), padded)| group.replayed(stream, buffers, padded));
+        let programs = self.groups.iter().zip(buffers.groups.iter().zip(&self.caches)).zip(padded.groups());
+        let programs = programs
+            .map(|((group, (buffers, caches)), padded)| group.replayed(stream, (buffers, caches.as_slice()), padded));
         let programs: Vec<Vec<ReplayedProgram<T>>> = programs.collect::<Result<_>>()?;
         // Checks that can be made now come before the padding, which cannot be undone.
         not_while_capturing("filling the buffers of a step")?;
@@ -370,9 +373,7 @@ impl<T: Element> AttentionGraphs<T> {
         let leased = self.linear.as_ref().map(|linear| LeasedStates::begin(&linear.pool, stream, metadata));
         let leased = leased.transpose()?;
         metadata.pad_to_requests(requests, rows)?;
-        let (metadata, actual) = (&*metadata, metadata.actual_tokens());
-        let layers = CapturedLayers { places: &self.places, groups: &self.groups, sinks: &self.sinks };
-        let CapturedLayers { places, groups, .. } = layers;
+        let (metadata, places, groups) = (&*metadata, &self.places, &self.groups);
         let lengths = |layer: usize, update: Update| {
             if places.get(layer).is_none_or(|place| place.group == groups.len()) {
                 // Layers of linear attention and their convolutions read their numbers from tensors.
@@ -382,7 +383,7 @@ impl<T: Element> AttentionGraphs<T> {
                 let program = groups.get(place.group)?.program(place.layer)?;
                 programs.get(place.group)?.get(program)
             });
-            let known = known.ok_or_else(|| layers.missing(layer))?;
+            let known = known.ok_or_else(|| no_layer(layer, places.len()))?;
             Ok(update.each(known.program.lengths())?)
         };
         let replays = self.graphs.start(stream, rows, lengths, |buffers| {
@@ -395,14 +396,32 @@ impl<T: Element> AttentionGraphs<T> {
                 _ => Ok(()),
             }
         })?;
-        let queued = QueuedLayers::new(places.len(), progress, STEP_AGAIN);
-        let step = GraphStep { replays, layers: queued, _lease: None };
-        let linear = self.linear.as_ref().zip(leased).map(|(linear, leased)| LinearReplay::new(linear, leased));
+        let replayed = ReplayedLayers {
+            replays,
+            layers: places.len(),
+            groups,
+            caches: &self.caches,
+            sinks: &self.sinks,
+            convolutions: self.linear.as_ref().map_or(&[], |linear| &linear.convolutions),
+            actual: metadata.actual_tokens(),
+            padded: rows,
+            convolved: None,
+        };
         let mut range_checker = self.range_checker.as_mut();
         if let Some(checker) = &mut range_checker {
             checker.begin(metadata);
         }
-        Ok(AttentionGraphStep { _leases: leases, step, layers, linear, stream, actual, rows, range_checker })
+        Ok(Step {
+            stream,
+            places,
+            tokens: rows,
+            calls: StepCalls::Replayed(replayed),
+            leased,
+            _leases: leases,
+            layers: QueuedLayers::new(places.len(), progress, STEP_AGAIN),
+            range_checker,
+            output: None,
+        })
     }
 }
 

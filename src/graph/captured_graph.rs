@@ -11,10 +11,10 @@ use ascend_spec::Violation;
 use crate::rules;
 use crate::runtime::{Event, LaunchQueue, Memory, ReplayCheck, ReplayedObject, Stream, StreamProgress, lock};
 
-use super::call::{Launched, new_graph};
-use super::capture::{Captured, Capturing};
-use super::session::{Replayable, Session};
-use super::update::{Calls, Update};
+use super::call::{CapturedLaunch, new_graph};
+use super::capture::{CapturedWork, Capturing};
+use super::session::{CaptureSession, GraphHandle};
+use super::update::{Update, VaryingCalls};
 
 /// A captured graph, and the buffers that it was captured with.
 ///
@@ -25,9 +25,9 @@ use super::update::{Calls, Update};
 /// `Send` and `Sync` if the buffers are. Replays of one graph happen one after the other, on whatever streams.
 pub struct Graph<B> {
     // Dropped before the events and memory that it uses.
-    graph: Replayable,
-    calls: Arc<Calls>,
-    launches: Vec<Launched>,
+    graph: GraphHandle,
+    calls: Arc<VaryingCalls>,
+    launches: Vec<CapturedLaunch>,
     checks: Vec<Arc<dyn ReplayCheck>>,
     objects: Vec<Arc<dyn ReplayedObject>>,
     kept: Vec<Arc<Memory>>,
@@ -53,17 +53,17 @@ impl<B> Graph<B> {
         let number = new_graph();
         // Made before the session, which has to end first if `record` panics.
         let capturing = Capturing::new(number, captures, workspace.clone());
-        let session = Session::begin(captures)?;
+        let session = CaptureSession::begin(captures)?;
         let outcome = record(&capturing, &buffers);
         let graph = session.end();
         let value = outcome?;
         let captured = capturing.finish()?;
         let graph = graph?;
-        let Captured { calls, launches, checks, objects, kept, workspace: taken } = captured;
+        let CapturedWork { calls, launches, checks, objects, kept, workspace: taken } = captured;
         *workspace = taken;
         let graph = Self {
             graph,
-            calls: Arc::new(Calls { graph: number, calls }),
+            calls: Arc::new(VaryingCalls { graph: number, calls }),
             launches,
             checks,
             objects,
@@ -137,7 +137,7 @@ impl<B> Graph<B> {
         }
         self.checks.iter().try_for_each(|check| check.admits_replay())?;
         let order = Arc::clone(&self.order);
-        order.behind_latest(stream, || self.queue(stream, (update, plans)))
+        order.after_latest(stream, || self.queue(stream, (update, plans)))
     }
 
     /// Queues a replay after the graph's previous one, and the updates that give it its lengths.
@@ -145,7 +145,7 @@ impl<B> Graph<B> {
         &mut self,
         stream: &Stream,
         (update, plans): (&Update, &[Option<Plan>]),
-    ) -> (Option<Replayed>, Result<()>) {
+    ) -> (Option<QueuedReplay>, Result<()>) {
         if let Some(done) = &self.done {
             // The lengths must not change, nor the events be raised, while the previous replay may read them.
             let waits = stream.wait_event(done);
@@ -179,7 +179,7 @@ impl<B> Graph<B> {
         let ordered = ordered.and(noted);
         self.failed = ordered.is_err() || released.is_err();
         let done = self.done.clone().filter(|_| ordered.is_ok());
-        (Some(Replayed { number, done }), ordered.and(released))
+        (Some(QueuedReplay { number, done }), ordered.and(released))
     }
 
     /// Gives the launched replay its lengths, call by call. After a failure the other calls keep the lengths that
@@ -235,16 +235,16 @@ impl<B> fmt::Debug for Graph<B> {
 pub(super) struct ReplayOrder {
     /// The stream on which the replays get their lengths. It is never captured.
     updates: Stream,
-    latest: Mutex<Option<Latest>>,
+    latest: Mutex<Option<LatestReplay>>,
 }
 
-struct Latest {
+struct LatestReplay {
     progress: Arc<StreamProgress>,
-    replay: Replayed,
+    replay: QueuedReplay,
 }
 
 /// A replay that was queued.
-struct Replayed {
+struct QueuedReplay {
     /// Its number on the stream.
     number: u64,
     /// The event recorded after the replay; `None` if recording failed.
@@ -258,7 +258,7 @@ impl ReplayOrder {
     }
 
     /// Queues a replay after the latest one. `launch` returns the replay that it has queued, if any, and the outcome.
-    fn behind_latest(&self, stream: &Stream, launch: impl FnOnce() -> (Option<Replayed>, Result<()>)) -> Result<()> {
+    fn after_latest(&self, stream: &Stream, launch: impl FnOnce() -> (Option<QueuedReplay>, Result<()>)) -> Result<()> {
         let mut latest = lock(&self.latest);
         if let Some(before) = latest.as_ref() {
             before.precede(stream)?;
@@ -266,13 +266,13 @@ impl ReplayOrder {
         let (replayed, outcome) = launch();
         if let Some(replay) = replayed {
             let progress = Arc::clone(stream.progress());
-            *latest = Some(Latest { progress, replay });
+            *latest = Some(LatestReplay { progress, replay });
         }
         outcome
     }
 }
 
-impl Latest {
+impl LatestReplay {
     /// Lets work that is queued on the stream from now on wait for this replay.
     fn precede(&self, stream: &Stream) -> Result<()> {
         if Arc::ptr_eq(&self.progress, stream.progress()) {

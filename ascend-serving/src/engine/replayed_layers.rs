@@ -1,0 +1,269 @@
+//! The layers of a step that is replayed from graphs.
+
+use ascend_attention::delta_rule::DeltaTensors;
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
+
+use crate::backends::{AnyLayerInputs, LayerInputs, LayerTensors, size};
+use crate::error::{Error, Result};
+use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
+use crate::kv::{QueuedLayers, no_layer};
+use crate::rules;
+
+use super::convolution_step::ConvolutionInputs;
+use super::layer_check::{STEP_HEADS_FIX, StepRows, check_output};
+use super::layer_group::LayerPlace;
+use super::leased_states::LeasedStates;
+use super::linear_buffers::{LinearBuffers, SizeBuffers, TypedWeights};
+use super::linear_step::by_name;
+
+/// The layers of a step that is replayed from graphs, and what was captured with them.
+pub(super) struct ReplayedLayers<'a, T: Element> {
+    pub(super) replays: Replays<'a, SizeBuffers<T>>,
+    /// The number of layers: the graphs of convolutions come after theirs.
+    pub(super) layers: usize,
+    pub(super) groups: &'a [CapturedGroup],
+    /// For each group the cache of each of its layers.
+    pub(super) caches: &'a [Vec<CachedLayer<T>>],
+    /// The sinks of each layer; empty without sinks.
+    pub(super) sinks: &'a [Option<AnyTensor>],
+    /// The weights of the convolution of each layer of linear attention; empty without convolutions.
+    pub(super) convolutions: &'a [TypedWeights<T>],
+    /// Rows of the step without the padding.
+    pub(super) actual: usize,
+    /// Rows of the captured size.
+    pub(super) padded: usize,
+    /// The layer whose convolution was replayed last, counted among those of linear attention.
+    pub(super) convolved: Option<usize>,
+}
+
+/// How to bring the sinks of a captured layer.
+const SINKS_FIX: &str = "leave the sinks out, or bring the tensor that `GraphLimits::learnable_sinks` got for the \
+     layer; for other sinks copy them into that tensor, and for sinks of layers without them capture again";
+
+/// How to bring the weights of a captured convolution.
+const WEIGHTS_FIX: &str = "bring the tensor that `LinearCapture::convolutions` got for the layer, and copy other \
+     numbers into it";
+
+impl<'a, T: Element> ReplayedLayers<'a, T> {
+    /// The tensors of a layer of attention.
+    pub(super) fn tensors(&self, place: LayerPlace) -> Result<&'a GraphTensors<T>> {
+        let buffers = self.replays.buffers().groups.get(place.group);
+        buffers.map(|buffers| &buffers.tensors).ok_or_else(|| self.missing(place))
+    }
+
+    /// The buffers of the layers of linear attention, if there are any.
+    pub(super) fn linear_buffers(&self) -> Option<&'a LinearBuffers<T>> {
+        self.replays.buffers().linear.as_ref()
+    }
+
+    /// The graph's own inputs of a layer.
+    pub(super) fn own_inputs(&self, place: LayerPlace) -> Result<AnyLayerInputs<'a, T>> {
+        match (place.group == self.groups.len(), self.linear_buffers()) {
+            (true, Some(buffers)) => Ok(buffers.tensors.inputs().into()),
+            _ => Ok(self.tensors(place)?.inputs().into()),
+        }
+    }
+
+    /// The graph's own rows of a convolution, and its weights.
+    pub(super) fn own_rows(&self, place: LayerPlace) -> Result<ConvolutionInputs<'a, T>> {
+        let [x, _] = self.convolution(place)?;
+        let weights = self.convolutions.get(place.layer);
+        let (weight, bias) = weights.ok_or_else(|| self.missing(place))?;
+        Ok(ConvolutionInputs { x, weight, bias: bias.as_ref() })
+    }
+
+    /// The rows of a convolution, and what they become.
+    fn convolution(&self, place: LayerPlace) -> Result<&'a [Tensor<T>; 2]> {
+        let convolution = self.linear_buffers().and_then(|buffers| buffers.tensors.convolution.as_ref());
+        convolution.ok_or_else(|| self.missing(place))
+    }
+
+    fn missing(&self, place: LayerPlace) -> Error {
+        no_layer(place.layer, self.layers)
+    }
+
+    /// Copies the inputs of a layer of attention into its tensors, unless they are the first rows of these, and
+    /// launches its graph.
+    pub(super) fn queue_attention(
+        &mut self,
+        stream: &Stream,
+        (layer, place): (usize, LayerPlace),
+        inputs: &LayerInputs<'_, T>,
+        into: Option<&Tensor<T>>,
+        queued: &mut QueuedLayers,
+    ) -> Result<Tensor<T>> {
+        let tensors = self.tensors(place)?;
+        self.check_inputs(layer, place, inputs)?;
+        inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
+        let is_latent = tensors.query_rope.is_some();
+        let query_rope = inputs.absorbed_rope(layer, is_latent, &rules::GRAPH_INPUTS)?;
+        let rows = StepRows {
+            actual: self.actual,
+            padded: self.padded,
+            padding: false,
+            fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
+        };
+        let places = tensors.places(inputs, query_rope);
+        let check =
+            |(name, from, to): (_, _, &Tensor<T>)| rows.check(name, from, Some(layer), size(to, 1), Some(size(to, 2)));
+        places.clone().try_for_each(check)?;
+        if let Some(output) = into {
+            let own = places.map(|(_, _, to)| to).chain([&tensors.output]);
+            let own = own.map(|own| ("that of the graph", &**own));
+            check_output("output", output, (stream.device(), tensors.output.shape()), own)?;
+            let cache = self.caches.get(place.group).and_then(|layers| layers.get(place.layer));
+            let (cache, quantised) = cache.ok_or_else(|| self.missing(place))?;
+            let LayerInputs { query, key, value, learnable_sink, latent, .. } = *inputs;
+            let quantised = quantised.as_ref();
+            LayerTensors { layer, query, key, value, cache, quantised, learnable_sink, latent }
+                .check_outputs(Some(output))?;
+        }
+        tensors.copy_in(stream, inputs, query_rope)?;
+        self.replays.launch(layer, queued)?;
+        output_of(stream, &tensors.output, into)
+    }
+
+    /// Refuses a mask and sinks other than those of the capture.
+    fn check_inputs(&self, layer: usize, place: LayerPlace, inputs: &LayerInputs<'_, T>) -> Result<(), Violation> {
+        let captured = self.groups.get(place.group).and_then(|group| group.mask(place.layer));
+        if let (Some(given), Some(own)) = (inputs.mask, captured)
+            && given != own
+        {
+            return Err(Violation::new(
+                &rules::STEP_CAUSALITY,
+                format_args!("{given} in layer {layer}"),
+                own,
+                "leave the mask out, since the graph has the layer's, or capture the layers with it by \
+                 `Attention::capture_layers`",
+            ));
+        }
+        // Left out, the graph has those of the capture.
+        let Some(given) = inputs.learnable_sink else {
+            return Ok(());
+        };
+        let own = self.sinks.get(layer).and_then(Option::as_ref);
+        check_captured(("learnable_sink", format_args!("layer {layer}")), Some(given), own, SINKS_FIX)
+    }
+
+    /// Copies the tensors of a layer of linear attention into those of its graph, unless they are the first rows of
+    /// these, and launches it.
+    pub(super) fn queue_linear(
+        &mut self,
+        stream: &Stream,
+        (layer, place): (usize, LayerPlace),
+        inputs: &DeltaTensors<'_, T>,
+        into: Option<&Tensor<T>>,
+        (queued, leased): (&mut QueuedLayers, &mut LeasedStates<'_>),
+    ) -> Result<Tensor<T>> {
+        let own = &self.linear_buffers().ok_or_else(|| self.missing(place))?.tensors;
+        let captured = own.inputs();
+        let copies = by_name(inputs).into_iter().zip(by_name(&captured));
+        let copies = copies.map(|((name, given), (_, captured))| (name, given, captured));
+        let overwritten = own.convolution.as_ref().filter(|_| self.convolved != Some(place.layer));
+        for (name, given, captured) in copies.clone() {
+            if let (Some([_, rows]), Some(given)) = (overwritten, given)
+                && given.overlaps(rows)
+            {
+                let text =
+                    format_args!("{name} in layer {layer}, in rows that the convolution of another has overwritten");
+                return Err(Error::shared("memory", text, "rows of the layer's own convolution, or a copy").fix(
+                    "queue each layer behind its own convolution, or copy the rows before the next one; a part of them \
+                     that is contiguous already is no copy, whatever `contiguous` and `reshape` return",
+                ));
+            }
+            match (given, captured) {
+                (Some(given), Some(captured)) => self.check_rows((name, given, captured), layer)?,
+                (None, None) => {}
+                (given, _) => {
+                    let [given, allowed] = match given {
+                        Some(_) => ["", "no "],
+                        None => ["no ", ""],
+                    };
+                    return Err(Violation::new(
+                        &rules::GRAPH_INPUTS,
+                        format_args!("{given}`{name}` in layer {layer} of linear attention"),
+                        format_args!("{allowed}`{name}`, as the layers were captured"),
+                        "bring the decays that `LinearCapture` names, or capture with those that the layers bring; \
+                         zeros are no decay",
+                    )
+                    .into());
+                }
+            }
+        }
+        if let Some(output) = into {
+            let read = copies.clone().flat_map(|(name, given, own)| [(name, given), ("that of the graph", own)]);
+            let read = read.filter_map(|(name, tensor)| Some((name, tensor?)));
+            let states = leased.pool().layer(place.layer)?.tensor();
+            let rows = own.convolution.iter().flatten().chain([&own.output]);
+            let others = read.chain([("the states", states)]).chain(rows.map(|rows| ("that of the graph", &**rows)));
+            check_output("output", output, (stream.device(), own.output.shape()), others)?;
+        }
+        copy_rows(stream, copies.filter_map(|(name, from, to)| Some((name, from?, to?))))?;
+        leased.note_call(self.replays.launch(layer, queued))?;
+        leased.end_write();
+        output_of(stream, &own.output, into)
+    }
+
+    /// Copies what a layer convolves into its tensor, unless it is the first rows of that, and launches the graph of
+    /// its convolution.
+    pub(super) fn convolve(
+        &mut self,
+        stream: &Stream,
+        (layer, place): (usize, LayerPlace),
+        inputs: &ConvolutionInputs<'_, T>,
+        (queued, leased): (&mut QueuedLayers, &mut LeasedStates<'_>),
+    ) -> Result<Tensor<T>> {
+        let (own, [x, y]) = (self.own_rows(place)?, self.convolution(place)?);
+        let weights = [("weight", Some(inputs.weight), Some(own.weight)), ("bias", inputs.bias, own.bias)];
+        for (name, given, own) in weights {
+            let of_layer = format_args!("the convolution of layer {layer}");
+            let [given, own] = [given, own].map(|tensor| tensor.map(|tensor| &**tensor));
+            check_captured((name, of_layer), given, own, WEIGHTS_FIX)?;
+        }
+        self.check_rows(("x", inputs.x, x), layer)?;
+        copy_rows(stream, std::iter::once(("x", &**inputs.x, &**x)))?;
+        leased.note_call(self.replays.launch(self.layers.saturating_add(place.layer), queued))?;
+        self.convolved = Some(place.layer);
+        Ok(y.clone())
+    }
+
+    /// Refuses a tensor of linear attention of other rows than those of the step, with or without the padding, and of
+    /// other sizes or with gaps.
+    fn check_rows(
+        &self,
+        (name, given, captured): (&str, &AnyTensor, &AnyTensor),
+        layer: usize,
+    ) -> Result<(), Violation> {
+        let Self { actual, padded, .. } = *self;
+        let text = format_args!("{name} {} in layer {layer} of linear attention", given.desc());
+        let (shape, wanted) = (given.shape(), captured.shape());
+        if !shape.first().is_some_and(|rows| (actual..=padded).contains(rows)) {
+            let allowed = format_args!("{actual} rows, or up to {padded} with the padding");
+            return Err(rules::STEP_TOKENS.broken(text, allowed));
+        }
+        if shape.get(1..) != wanted.get(1..) {
+            return Err(Violation::new(
+                &rules::STEP_HEADS,
+                text,
+                format_args!("rows of {:?}", wanted.get(1..).unwrap_or_default()),
+                match name {
+                    "x" => "bring the channels of the convolution in the `StateShape`",
+                    _ => "bring the heads of the `StateShape` and of `LinearCapture`",
+                },
+            ));
+        }
+        match given.is_contiguous() {
+            true => Ok(()),
+            false => Err(rules::STEP_CONTIGUOUS.broken(text, "row-major strides")),
+        }
+    }
+}
+
+/// The output of a graph, or that of the caller, into which it is copied.
+fn output_of<T: Element>(stream: &Stream, own: &Tensor<T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
+    let Some(output) = into else {
+        return Ok(own.clone());
+    };
+    output.copy_from(stream, own)?;
+    Ok(output.clone())
+}

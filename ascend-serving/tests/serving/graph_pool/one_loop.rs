@@ -1,0 +1,138 @@
+//! One loop of layers serves steps with graphs and steps without.
+
+use ascend_attention::{Stream, Tensor, bf16};
+use ascend_serving::kv::{PagedKvCache, Sequence};
+use ascend_serving::{BatchRequest, Causality, GraphLimits, Step, rules};
+use proptest::prelude::*;
+
+use super::layers::{check, tensors};
+use crate::acts::config;
+use crate::grouped_layers::{HEADS, POLICY, WINDOW, attention, model};
+use crate::harness;
+use crate::refusals::{blamed, rule};
+use crate::tokens::DIM;
+
+/// Queues every layer of a step of these tokens, in turn into a tensor of the step and of the caller, and returns the
+/// rows of each.
+fn queue_layers(mut step: Step<'_, bf16>, stream: &Stream, names: &[u64], layers: usize) -> Vec<Vec<bf16>> {
+    let mut names = names.to_vec();
+    names.resize(step.tokens(), 0);
+    let rows = (0..layers).map(|layer| {
+        let [query, key, value] = tensors(stream, &names, layer);
+        let inputs = (&query, &key, &value);
+        if layer % 2 == 0 {
+            return step.forward(layer, inputs).unwrap().download(stream).unwrap();
+        }
+        let mut output = Tensor::empty(stream.device(), [step.tokens(), HEADS, DIM]).unwrap();
+        step.forward_into(layer, inputs, &mut output).unwrap();
+        output.download(stream).unwrap()
+    });
+    let rows = rows.collect();
+    step.end().unwrap();
+    rows
+}
+
+proptest! {
+    #![proptest_config(config(12))]
+
+    #[test]
+    fn one_loop_of_layers_computes_every_step(lengths in prop::collection::vec(1usize..300, 1..4)) {
+        let stream = harness::stream();
+        let mut model = model(&stream);
+        let limits = GraphLimits::new([2, 3], 500);
+        let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &limits).unwrap();
+        let mut requests: Vec<(Sequence, Vec<u64>)> = Vec::new();
+        for (at, length) in lengths.iter().enumerate() {
+            let names = (0..=*length).map(|token| (1000 * at + token) as u64).collect();
+            requests.push((model.sequence(), names));
+        }
+        // The prompts, their next tokens, and these once more by graphs.
+        for (step, replayed) in [false, false, true].into_iter().enumerate() {
+            let mut new_names = Vec::new();
+            for ((sequence, names), length) in requests.iter_mut().zip(&lengths) {
+                let known = length + step.min(1);
+                new_names.extend_from_slice(&names[sequence.len().min(known - 1)..known]);
+                model.grow(&stream, sequence, known - sequence.len()).unwrap();
+            }
+            let batch = requests.iter().zip(&lengths).map(|((sequence, _), length)| {
+                let new = if step == 0 { *length } else { 1 };
+                BatchRequest::of(sequence, new).recompute()
+            });
+            let mut metadata = model.metadata(&batch.collect::<Vec<_>>(), POLICY).unwrap();
+            let begun = match replayed {
+                true => graphs.begin(&stream, &mut metadata).unwrap(),
+                false => model.begin(&stream, &metadata).unwrap(),
+            };
+            for (layer, rows) in queue_layers(begun, &stream, &new_names, 5).iter().enumerate() {
+                let mut end = 0;
+                for ((sequence, names), length) in requests.iter().zip(&lengths) {
+                    end += if step == 0 { *length } else { 1 };
+                    let window = (![1, 4].contains(&layer)).then_some(WINDOW);
+                    let row = &rows[(end - 1) * HEADS * DIM..][..HEADS * DIM];
+                    check(row, &names[..sequence.len()], layer, window, if replayed { "replayed" } else { "planned" });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_without_graphs_has_nothing_to_fill_in_place() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 1, 8);
+    let mut sequence = attention.sequence();
+    attention.grow(&stream, &mut sequence, 3).unwrap();
+    let metadata = attention.metadata(&[BatchRequest::of(&sequence, 3)], POLICY).unwrap();
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    assert_eq!(rule(step.tensors(0).map(drop)), &rules::STEP_IN_PLACE);
+    assert_eq!(rule(step.linear_tensors().map(drop)), &rules::STEP_IN_PLACE);
+    assert_eq!(rule(step.launch_convolution(0).map(drop)), &rules::STEP_IN_PLACE);
+    let refused = step.launch(0).map(drop).unwrap_err();
+    assert!(refused.breaks(&rules::STEP_IN_PLACE), "{refused}");
+    assert!(refused.to_string().contains("a launch of layer 0, in a step without graphs"), "{refused}");
+    // What the refusal advises.
+    check(&queue_layers(step, &stream, &[5, 6, 7], 1)[0][2 * HEADS * DIM..], &[5, 6, 7], 0, None, "advised");
+}
+
+/// Outputs that no copy of a graph's fits are refused before anything is queued.
+#[test]
+fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 2, 8);
+    let limits = GraphLimits::new([2], 300);
+    let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
+    let mut sequence = attention.sequence();
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = attention.metadata(&[BatchRequest::of(&sequence, 1)], POLICY).unwrap();
+    let keys = |cache: &PagedKvCache<bf16>, layer: usize| cache.layer(layer).unwrap().key.clone();
+    let [first, second] = [0, 1].map(|layer| keys(attention.cache(), layer));
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    assert!(step.selected(0).is_none());
+    let [query, key, value] = tensors(&stream, &[7, 0], 0);
+    let inputs = (&query, &key, &value);
+    let own = step.tensors(0).unwrap();
+    let [own_query, own_output] = [own.query.clone(), own.output.clone()];
+    let shape = [2, HEADS, DIM];
+    let cached = |keys: &Tensor<bf16>| {
+        let rows = keys.reshape([keys.len()]).unwrap().narrow(0, 0..2 * HEADS * DIM).unwrap();
+        rows.reshape(shape).unwrap()
+    };
+    for (name, mut output) in [
+        ("query", query.clone()),
+        ("that of the graph", own_query),
+        ("that of the graph", own_output),
+        ("the cache", cached(&first)),
+    ] {
+        let refused = step.forward_into(0, inputs, &mut output).unwrap_err();
+        assert!(refused.breaks(&rules::ARGUMENT_MEMORY) && refused.to_string().contains(name), "{refused}");
+    }
+    let mut narrow = Tensor::empty(stream.device(), [1, HEADS, DIM]).unwrap();
+    assert_eq!(rule(step.forward_into(0, inputs, &mut narrow)), &rules::PLAN_TENSORS);
+    let other = harness::runtime().device(1).unwrap();
+    assert_eq!(blamed(step.forward_into(0, inputs, &mut Tensor::empty(&other, shape).unwrap())), "output");
+    assert!(first.download(&stream).unwrap().iter().all(|element| *element == bf16::ZERO));
+    // The keys of the other layer are not those that this one reads.
+    let mut output = cached(&second);
+    step.forward_into(0, inputs, &mut output).unwrap();
+    check(&output.download(&stream).unwrap()[..HEADS * DIM], &[7], 0, None, "of the caller");
+}
