@@ -187,14 +187,36 @@ pub enum Backend {
         /// chunks. The step's own tokens are computed at once, whatever their number.
         workspace_bytes: usize,
     },
+    /// Multi-head latent attention over a cache of latents of one byte an element
+    /// ([`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as)), for causal layers, from CANN 8.5 on.
+    ///
+    /// | queries | step | calls |
+    /// |---|---|---|
+    /// | [quantised](crate::LatentForm::Quantised) | one token a request | BSND_NBSD over the cache (without NZ BNSD_NBSD), mode 0 |
+    /// | quantised | up to 16 tokens a request (drafts), on Atlas A2 and A3 from CANN 9.1 on 32 | TND_NTD over the cache, mode 3 |
+    /// | [plain](crate::LatentForm::Plain) | any | as of [`Backend::Mla`], cached latents dequantised |
+    ///
+    /// Quantised queries read the step's own latents from the cache, as they were rounded; plain ones have their own in
+    /// 16 bits. The operator rounds the probabilities to the cache's type, too, in each range of keys by their largest.
+    /// Chunks of cached tokens are copied out of NZ caches by GatherPaKvCache, and dequantised as
+    /// [`Backend::QuantisedPrefill`] does. Steps with decodes and prompts have plain queries, or are two steps: mixed
+    /// queries are refused, and absorbed ones of 16 bits.
+    QuantisedMla {
+        /// Most bytes of device memory for a chunk of cached tokens and their keys and values, as of
+        /// [`Backend::Mla`]. Over an NZ cache a chunk begins with a block.
+        workspace_bytes: usize,
+    },
 }
 
 impl Backend {
     /// Multi-head latent attention with the usual workspace, of 256 MiB.
     pub const MLA: Self = Self::Mla { workspace_bytes: 256 << 20 };
 
+    /// Latent attention over latents of one byte an element, with the usual workspace, of 256 MiB.
+    pub const QUANTISED_MLA: Self = Self::QuantisedMla { workspace_bytes: 256 << 20 };
+
     /// The backends that a name alone says, with their usual settings.
-    const NAMED: [Self; 13] = [
+    const NAMED: [Self; 14] = [
         Self::Fused,
         Self::FusedInTwo,
         Self::PagedDecode,
@@ -208,6 +230,7 @@ impl Backend {
         Self::QuantisedPrefill,
         Self::MxFp8,
         Self::MLA,
+        Self::QUANTISED_MLA,
     ];
 
     /// Its name, without its settings.
@@ -227,6 +250,7 @@ impl Backend {
             Self::QuantisedPrefill => "quantised_prefill",
             Self::MxFp8 => "mxfp8",
             Self::Mla { .. } => "mla",
+            Self::QuantisedMla { .. } => "quantised_mla",
         }
     }
 
@@ -249,7 +273,8 @@ impl fmt::Display for Backend {
 
 /// Reads a name. The parts of `split_decode` have a number of keys: `split_decode:256` is [`SplitDecode::Tiles`], and
 /// `split_decode:512:8`, with at most 8 of them, [`SplitDecode::Capped`]. `shared_prefix_decode` reads every shared
-/// prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` has its usual workspace ([`Backend::MLA`]).
+/// prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` and `quantised_mla` have their usual workspace ([`Backend::MLA`],
+/// [`Backend::QUANTISED_MLA`]).
 ///
 /// ```
 /// use ascend_serving::{Backend, SplitDecode};
@@ -280,11 +305,11 @@ impl<T: Element> AttentionBackend<T> for Backend {
     }
 
     fn reads_quantised(&self) -> bool {
-        matches!(self, Self::QuantisedDecode | Self::QuantisedPrefill | Self::MxFp8)
+        matches!(self, Self::QuantisedDecode | Self::QuantisedPrefill | Self::MxFp8 | Self::QuantisedMla { .. })
     }
 
     fn reads_latents(&self) -> bool {
-        matches!(self, Self::Mla { .. })
+        matches!(self, Self::Mla { .. } | Self::QuantisedMla { .. })
     }
 
     fn is_batch_invariant(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> bool {
@@ -302,6 +327,7 @@ impl<T: Element> AttentionBackend<T> for Backend {
             | Self::SplitDecode(_)
             | Self::QuantisedDecode
             | Self::QuantisedPrefill
+            | Self::QuantisedMla { .. }
             | Self::MxFp8 => false,
         }
     }
@@ -321,7 +347,9 @@ impl<T: Element> AttentionBackend<T> for Backend {
             Self::QuantisedDecode => quantised_decode::program(step, first),
             Self::QuantisedPrefill => quantised_prefill::program(step, first),
             Self::MxFp8 => mxfp8_attention::program(step, first),
-            Self::Mla { workspace_bytes } => latent::program(step, first, *workspace_bytes),
+            Self::Mla { workspace_bytes } | Self::QuantisedMla { workspace_bytes } => {
+                latent::program(step, first, *workspace_bytes)
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::Rule;
 use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentTensors};
+use crate::backends::{LatentForm, LatentTensors, QuantisedQueries};
 use crate::batch::LayerMask;
 
 /// The inputs of a layer of a step: query, key and value, and for some layers a mask of their own, sinks, or latents.
@@ -53,7 +53,8 @@ use crate::batch::LayerMask;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct LayerInputs<'a, T: Element> {
-    /// Queries; with latents those that the [`LatentForm`](crate::LatentForm) says.
+    /// Queries; with latents those that the [`LatentForm`](crate::LatentForm) says, where they are quantised their
+    /// rotary parts.
     pub query: &'a Tensor<T>,
     /// Keys; with latents the new latents, `[tokens, 1, 512]`.
     pub key: &'a Tensor<T>,
@@ -119,6 +120,21 @@ impl<'a, T: Element> LayerInputs<'a, T> {
         tensors: LatentTensors<'a, T>,
     ) -> Self {
         Self { latent: Some(tensors), ..Self::from((query, latent, key_rope)) }
+    }
+
+    /// The inputs of a layer of multi-head latent attention whose absorbed queries are quantised, over a cache of
+    /// [`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as): new latents `[tokens, 1, 512]`, which are
+    /// quantised as they are written, and rotary keys `[tokens, 1, 64]`, both of BF16. The rotary parts of the queries
+    /// `[tokens, N, 64]` are divided by the scales ([`QuantisedQueries`]); the output is `[N, tokens, 512]`, of BF16.
+    /// [`Backend::QuantisedMla`](crate::Backend::QuantisedMla) computes such layers.
+    pub fn quantised_latent(
+        queries: &'a QuantisedQueries,
+        query_rope: &'a Tensor<T>,
+        latent: &'a Tensor<T>,
+        key_rope: &'a Tensor<T>,
+    ) -> Self {
+        let tensors = LatentTensors { query_rope, form: LatentForm::Quantised(queries) };
+        Self::latent(query_rope, latent, key_rope, tensors)
     }
 
     /// Sets a mask of the layer's own.

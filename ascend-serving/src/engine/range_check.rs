@@ -175,13 +175,15 @@ pub(crate) fn latent_tensors<'a, T: Element>(
     let packed = CheckedTensor::packed;
     let heads_first = |elements| CheckedTensor { order: TokenOrder::HeadsFirst, ..packed(Output, elements) };
     let (leading, query, output) = match tensors.form {
-        LatentForm::Absorbed => (None, packed(Query, query), heads_first(output)),
-        LatentForm::Plain(_) => (None, packed(Query, query), packed(Output, output)),
+        LatentForm::Absorbed => (None, Some(packed(Query, query)), heads_first(output)),
+        // Their bytes are numbers of any size.
+        LatentForm::Quantised(_) => (None, None, heads_first(output)),
+        LatentForm::Plain(_) => (None, Some(packed(Query, query)), packed(Output, output)),
         LatentForm::Mixed { absorbed, decoded, .. } => {
             let behind = |checked| CheckedTensor { first_token: size(absorbed, 0), ..checked };
             (
                 Some([packed(Query, absorbed), heads_first(decoded)]),
-                behind(packed(Query, query)),
+                Some(behind(packed(Query, query))),
                 behind(packed(Output, output)),
             )
         }
@@ -192,7 +194,7 @@ pub(crate) fn latent_tensors<'a, T: Element>(
     };
     [
         absorbed,
-        Some(query),
+        query,
         Some(packed(QueryRope, tensors.query_rope)),
         Some(packed(Key, latent)),
         Some(packed(Value, key_rope)),

@@ -502,7 +502,7 @@ impl<'a, T: Element> Step<'a, T> {
 /// mixed steps, project the step's own.
 fn check_cached_latents<T: Element>(layer: usize, form: Option<LatentForm<'_, T>>) -> Result<(), Violation> {
     match form {
-        None | Some(LatentForm::Absorbed) => Ok(()),
+        None | Some(LatentForm::Absorbed | LatentForm::Quantised(_)) => Ok(()),
         Some(form) => Err(Violation::new(
             &rules::STEP_SHARED_KEYS,
             format_args!("shared latents of layer {layer} for queries in the form {:?}", form.kind()),

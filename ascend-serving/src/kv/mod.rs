@@ -23,6 +23,7 @@ mod copied_writes;
 mod fence;
 mod interleave;
 mod kernel_blocks;
+mod latent_cache;
 mod moved_tokens;
 mod pad;
 mod pool;
@@ -57,10 +58,10 @@ pub(crate) use pad::written_over;
 pub use pool::{Block, BlockPool, PoolId, StepLease};
 pub(crate) use pool::{BlocksOfRequest, CacheEntry, CopiesIn, SequenceStamp, StepProgress, StepTokens, UnusableBlock};
 pub(crate) use quantised::{
-    ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_index_queries, quantise_mxfp8,
-    quantised_rows, split,
+    ChannelQuantiser, GROUP, GroupScales, bytes_of, host_numbers, one_key_each, quantise_index_queries,
+    quantise_latent_queries, quantise_mxfp8, quantised_rows, split,
 };
-pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
+pub use quantised::{ChannelScales, LatentScale, QuantisedLayer, QuantisedType};
 pub(crate) use request_state::{RequestState, StateLease, WeakState, slots_of_tokens};
 pub use sequence::{Growth, Sequence};
 pub use slot::slot;

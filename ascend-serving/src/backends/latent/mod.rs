@@ -1,5 +1,6 @@
 //! Multi-head latent attention: the calls that compute it.
 
+mod cached_latents;
 mod context_chunks;
 mod mla;
 mod prefill;

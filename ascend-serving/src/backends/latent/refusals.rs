@@ -4,7 +4,7 @@ use std::fmt;
 
 use ascend_attention::{Element, Violation};
 
-use crate::backends::{LatentTensors, LayerTensors, StepContext};
+use crate::backends::{LatentForm, LatentTensors, LayerTensors, StepContext};
 use crate::batch::LayerMask;
 use crate::causality::Causality;
 use crate::rules;
@@ -30,6 +30,33 @@ pub(super) fn latent_inputs<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Resu
             Err(refused("sinks", "no operator here computes a latent layer with sinks; compute it outside of the step"))
         }
         (Some(latent), None) => Ok(latent),
+    }
+}
+
+/// Refuses queries in a form that the layer's cache does not go with.
+pub(super) fn check_form<T: Element>(form: LatentForm<'_, T>, layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
+    match (layer.quantised, form) {
+        (None, LatentForm::Absorbed | LatentForm::Plain(_) | LatentForm::Mixed { .. }) => Ok(()),
+        (None, LatentForm::Quantised(_)) => Err(Violation::new(
+            &rules::BACKEND_LATENT,
+            "quantised queries over latents of 16 bits",
+            "absorbed, plain or mixed queries",
+            "make the cache by `PagedKvCache::latents_as`, or bring absorbed queries of 16 bits",
+        )),
+        (Some(cache), _) if cache.latent_scale().is_none() => Err(Violation::new(
+            &rules::BACKEND_QUANTISED,
+            "a quantised cache without a scale for the latents of a layer",
+            "a cache of `PagedKvCache::latents_as`",
+            "make the cache by `PagedKvCache::latents_as`, or serve keys and values by `Backend::QuantisedDecode`",
+        )),
+        (Some(_), LatentForm::Quantised(_) | LatentForm::Plain(_)) => Ok(()),
+        (Some(cache), LatentForm::Absorbed | LatentForm::Mixed { .. }) => Err(Violation::new(
+            &rules::BACKEND_LATENT,
+            format_args!("queries in the form {form:?} over latents of {}", cache.stored().dtype()),
+            "quantised queries, or plain ones",
+            "quantise absorbed queries (`QuantisedQueries`, `LayerInputs::quantised_latent`), and bring plain ones \
+             where some requests of the step have more rows than absorbed queries take",
+        )),
     }
 }
 

@@ -13,6 +13,7 @@ use super::channel_quantiser::ChannelQuantiser;
 use super::group_quantiser::GroupQuantiser;
 use super::index_quantiser::IndexQuantiser;
 use super::latent_quantiser::LatentQuantiser;
+use super::latent_scale::bytes_of;
 use super::token_quantiser::TokenQuantiser;
 use super::{LayerScales, QuantisedLayer, quantised_rows};
 
@@ -34,6 +35,7 @@ enum Quantisers {
     Channel(Box<[ChannelQuantiser; 2]>),
     Token(Box<TokenQuantiser>),
     Group(Box<GroupQuantiser>),
+    Latent(Box<ChannelQuantiser>),
     Row(Box<LatentQuantiser>),
     IndexKey(Box<IndexQuantiser>),
 }
@@ -50,7 +52,11 @@ impl QuantisedWrite {
         rows_have_slots(slots.len(), rows[0], rows[1])?;
         let device = stream.device();
         let stored = &layer.scales.stored_shape(blocks.1);
-        let quantised = quantised_rows(device, stored, slots.len())?;
+        let mut quantised = quantised_rows(device, stored, slots.len())?;
+        if let LayerScales::Latent(_) = &layer.scales {
+            // Rotary keys are written as they come.
+            quantised[1] = bytes_of(rows[1])?;
+        }
         let write = SlotWrite::plan((blocks.0, stored), &layer.cache, stream, slots, quantised.each_ref())?;
         let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
         let written = slots.iter().take(write.rows);
@@ -77,6 +83,12 @@ impl QuantisedWrite {
                 let slots = places.collect();
                 let quantiser = GroupQuantiser::new(device, *blocks.1, quantised, slots, block_size)?;
                 Quantisers::Group(Box::new(quantiser))
+            }
+            (LayerScales::Latent(factors), written) => {
+                let [latents, _] = quantised;
+                let (of_latents, inverses) = (("latent", layer.stored()), &factors.of_elements.inverses);
+                let quantiser = ChannelQuantiser::plan(device, of_latents, written, rows[0], inverses, latents)?;
+                Quantisers::Latent(Box::new(quantiser))
             }
             (LayerScales::Row, _) => {
                 let planned = rows.map(|rows| rows.shape().to_vec());
@@ -106,8 +118,13 @@ impl QuantisedWrite {
             return Ok(());
         }
         self.stream.check(stream, STREAM_OF_STEP)?;
+        let shape = &layer.scales.stored_shape(shape);
         let quantised = match (&self.quantisers, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
+            (Quantisers::Latent(quantiser), LayerScales::Latent(factors)) => {
+                let quantised = factors.quantise(quantiser, stream, rows)?;
+                return self.write.queue(shape, &layer.cache, stream, quantised.each_ref());
+            }
             (Quantisers::Channel(pair), LayerScales::Channel { .. }) => layer.quantise(pair, stream, rows)?,
             (Quantisers::Token(quantiser), LayerScales::Token(scales)) => quantiser.queue(stream, rows, scales)?,
             (Quantisers::Group(quantiser), LayerScales::Group(scales)) => {
@@ -120,6 +137,6 @@ impl QuantisedWrite {
                     .fix("plan the write with this cache"));
             }
         };
-        self.write.queue(&layer.scales.stored_shape(shape), &layer.cache, stream, quantised)
+        self.write.queue(shape, &layer.cache, stream, quantised)
     }
 }
