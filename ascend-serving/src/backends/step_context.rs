@@ -342,11 +342,12 @@ pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violati
 pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<&'a QuantisedLayer, Violation> {
     match layer.quantised {
         Some(layer_cache) if layer_cache.is_dequantised_by_fused() => Ok(layer_cache),
-        Some(_) => Err(Violation::new(
+        Some(layer_cache) => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
-            "a cache of MXFP8",
+            format_args!("a cache with {}", layer_cache.describe_scales()),
             "a quantised cache with scales of channels or tokens",
-            "register `Backend::MxFp8`, or make the cache by `PagedKvCache::quantised_as`",
+            "register `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA` over latents, or make the cache by \
+             `PagedKvCache::quantised_as`",
         )),
         None => Err(Violation::new(
             &rules::BACKEND_QUANTISED,

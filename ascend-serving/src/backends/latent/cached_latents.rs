@@ -7,7 +7,7 @@ use ascend_attention::scatter::CacheOrder;
 use ascend_attention::{Device, Element, Stream, Tensor, Violation};
 
 use crate::backends::dense_rows::DenseRows;
-use crate::backends::{LatentRows, LayerTensors, StepContext, size, tensor_bytes};
+use crate::backends::{LayerTensors, StepContext, size, tensor_bytes};
 use crate::error::{Error, Result};
 use crate::kv::{CachedRows, LayerCache, QuantisedLayer, bytes_of};
 use crate::rules;

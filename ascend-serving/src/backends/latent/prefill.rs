@@ -158,7 +158,9 @@ impl<T: Element> MlaPrefill<T> {
         let head = dim.saturating_mul(2).saturating_add(rope_dim);
         let row = latent_dim.saturating_add(rope_dim);
         let row = row.saturating_add(heads.saturating_mul(head));
-        let row_bytes = row.saturating_mul(size_of::<T>()).max(1);
+        // Latents of one byte are dequantised by a call whose queries are zeros.
+        let stored = first.quantised.map_or(0, |_| latent_dim.saturating_mul(1 + size_of::<T>()));
+        let row_bytes = row.saturating_mul(size_of::<T>()).saturating_add(stored).max(1);
         let capacity = workspace_bytes.checked_div(row_bytes).unwrap_or(0);
         let block_size = step.metadata.settings().block_size;
         let context = ContextChunks::new(&part.cached(), capacity, block_size)?;

@@ -200,6 +200,11 @@ impl QuantisedLayer {
         }
     }
 
+    /// What shares a scale, for messages.
+    pub(crate) fn describe_scales(&self) -> impl fmt::Display {
+        &self.scales
+    }
+
     /// Whether channels or tokens have the scales, as FusedInferAttentionScore dequantises them.
     pub(crate) fn is_dequantised_by_fused(&self) -> bool {
         matches!(self.scales, LayerScales::Channel { .. } | LayerScales::Token(_))
