@@ -1,6 +1,6 @@
 //! Absorbed queries of one byte an element.
 
-use ascend_attention::{AnyTensor, Element, Stream, Tensor};
+use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::kv::{LatentScale, QuantisedType, quantise_latent_queries};
@@ -84,6 +84,17 @@ impl QuantisedQueries {
     ) -> Result<(Self, Tensor<T>)> {
         let (query, scale, query_rope) = quantise_latent_queries(stream, stored, queries, latents)?;
         Ok((Self { query: query.bits_as(stored.dtype())?, scale }, query_rope))
+    }
+
+    /// Zeros in place of queries, with scales of 0.
+    pub(crate) fn zeros(device: &Device, stored: QuantisedType, [tokens, heads, dim]: [usize; 3]) -> Result<Self> {
+        let of_heads = tokens.saturating_mul(heads);
+        let query = device.alloc_zeroed::<i8>(of_heads.saturating_mul(dim))?;
+        let scale = device.alloc_zeroed::<f32>(of_heads)?;
+        Ok(Self {
+            query: Tensor::from_buffer(&query, [tokens, heads, dim])?.bits_as(stored.dtype())?,
+            scale: Tensor::from_buffer(&scale, [tokens, heads])?,
+        })
     }
 
     /// The numbers, `[tokens, N, 512]`.

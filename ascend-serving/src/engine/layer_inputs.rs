@@ -4,7 +4,7 @@ use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::Rule;
 use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentTensors, QuantisedQueries};
+use crate::backends::{LatentForm, LatentFormKind, LatentTensors, QuantisedQueries};
 use crate::batch::LayerMask;
 
 /// The inputs of a layer of a step: query, key and value, and for some layers a mask of their own, sinks, or latents.
@@ -215,17 +215,17 @@ impl<'a, T: Element> LayerInputs<'a, T> {
         }
     }
 
-    /// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Latents over another
-    /// cache, inputs without them, and queries in another form break the rule.
+    /// The rotary parts of a layer's queries in this form, an absorbed one; `None` where the cache has no latents.
+    /// Latents over another cache, inputs without them, and queries in another form break the rule.
     pub(crate) fn absorbed_rope(
         &self,
         layer: usize,
-        is_latent: bool,
+        wanted: Option<LatentFormKind>,
         rule: &'static Rule,
     ) -> Result<Option<&'a Tensor<T>>, Violation> {
-        let given = match (&self.latent, is_latent) {
-            (None, false) => return Ok(None),
-            (Some(_), false) => {
+        let given = match (&self.latent, wanted) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => {
                 return Err(Violation::new(
                     rule,
                     format_args!("latents in layer {layer}"),
@@ -233,18 +233,22 @@ impl<'a, T: Element> LayerInputs<'a, T> {
                     "bring query, key and value; latents belong to a cache of latents (`CacheShape::latent`)",
                 ));
             }
-            (Some(LatentTensors { query_rope, form }), true) => match form {
-                LatentForm::Absorbed => return Ok(Some(*query_rope)),
-                other => format!("queries in the form {other:?}"),
-            },
-            (None, true) => "inputs without latents".into(),
+            (Some(LatentTensors { query_rope, form }), Some(wanted)) if form.kind() == wanted => {
+                return Ok(Some(*query_rope));
+            }
+            (Some(LatentTensors { form, .. }), Some(_)) => format!("queries in the form {form:?}"),
+            (None, Some(_)) => "inputs without latents".into(),
         };
-        Err(Violation::new(
-            rule,
-            format_args!("{given} in layer {layer}"),
-            "absorbed queries, latents and rotary parts",
-            "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
-        ))
+        let (allowed, fix) = match wanted {
+            Some(LatentFormKind::Quantised) => {
+                ("quantised queries, latents and rotary parts", "make the inputs by `LayerInputs::quantised_latent`")
+            }
+            _ => (
+                "absorbed queries, latents and rotary parts",
+                "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
+            ),
+        };
+        Err(Violation::new(rule, format_args!("{given} in layer {layer}"), allowed, fix))
     }
 }
 

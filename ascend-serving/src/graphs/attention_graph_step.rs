@@ -275,8 +275,8 @@ impl<'a, T: Element> AttentionGraphStep<'a, T> {
         self.step.admits(layer)?;
         self.layers.check_inputs(layer, inputs)?;
         inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
-        let is_latent = tensors.query_rope.is_some();
-        let query_rope = inputs.absorbed_rope(layer, is_latent, &rules::GRAPH_INPUTS)?;
+        let form = tensors.latent().map(|latent| latent.form.kind());
+        let query_rope = inputs.absorbed_rope(layer, form, &rules::GRAPH_INPUTS)?;
         let rows = StepRows {
             actual: self.actual,
             padded: self.rows,

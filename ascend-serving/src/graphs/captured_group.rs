@@ -6,7 +6,7 @@ use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{AttentionShape, LayerTensors, Recorded, StepContext, checked_program};
+use crate::backends::{AttentionShape, LayerTensors, QuantisedQueries, Recorded, StepContext, checked_program};
 use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, Drafting, LayerMask, MaskedRequest, StatePolicy};
 use crate::causality::Causality;
 use crate::engine::LayerGroup;
@@ -290,26 +290,33 @@ impl CapturedGroup {
             true => (shape.key_dim, Some(shape.value_dim), [heads.heads, rows, shape.key_dim]),
             false => (heads.head_dim, None, [rows, heads.heads, shape.value_dim]),
         };
-        let rope = rope_dim.map(|dim| zeros(heads.heads, dim));
+        let (cache, quantised) = group.cache().tensors(0)?;
+        let query_rope = rope_dim.map(|dim| zeros(heads.heads, dim)).transpose()?;
+        let of_latents = quantised.as_ref().filter(|layer| layer.latent_scale().is_some());
+        let quantised_query =
+            of_latents.map(|layer| QuantisedQueries::zeros(device, layer.stored(), [rows, heads.heads, query_dim]));
+        let quantised_query = quantised_query.transpose()?;
         let tensors = GraphTensors {
-            query: zeros(heads.heads, query_dim)?,
-            query_rope: rope.transpose()?,
+            query: match (&query_rope, &quantised_query) {
+                (Some(rope), Some(_)) => rope.clone(),
+                _ => zeros(heads.heads, query_dim)?,
+            },
+            query_rope,
+            quantised_query,
             key: zeros(shape.kv_heads, shape.key_dim)?,
             value: zeros(shape.kv_heads, shape.value_dim)?,
             output: Tensor::empty(device, output)?,
         };
         let slots = slot_mapping(stream, (pool, shape), padding)?;
         let new = [&tensors.key, &tensors.value];
-        let (cache, quantised) = group.cache().tensors(0)?;
         let (write, quantisers) = match &quantised {
             None => (WriteViews::of(shape, &cache, rows, new)?.scatter(shape, &slots)?, None),
             Some(layer) => {
-                let quantised = quantised_rows(device, shape, rows)?;
+                let quantised = quantised_rows(device, &layer.stored_shape(shape), rows)?;
                 // The quantisers of one layer serve all layers: each call takes its layer's scales.
-                let both = layer.channel_quantisers(device, rows, new, quantised.clone())?;
-                let [keys, values] = &quantised;
-                let views = WriteViews::of(shape, &layer.cache, rows, [keys, values])?;
-                (views.scatter(shape, &slots)?, Some(both))
+                let quantisers = layer.device_quantisers(device, rows, new, quantised.clone())?;
+                let views = WriteViews::of(shape, &layer.cache, rows, quantised.each_ref())?;
+                (views.scatter(shape, &slots)?, Some(quantisers))
             }
         };
         let table = BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?;
@@ -405,7 +412,7 @@ impl CapturedGroup {
         match (quantisers, &quantised) {
             (Some(quantisers), Some(layer)) => {
                 let new = layer.quantise(quantisers, capture, new)?;
-                let views = WriteViews::of(&self.shape, &layer.cache, rows, new)?;
+                let views = WriteViews::of(&self.shape, &layer.cache, rows, new.each_ref())?;
                 views.launch(capture, write, slots)?;
             }
             _ => {

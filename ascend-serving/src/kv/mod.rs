@@ -57,11 +57,11 @@ pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
 pub use pool::{Block, BlockPool, PoolId, StepLease};
 pub(crate) use pool::{BlocksOfRequest, CacheEntry, CopiesIn, SequenceStamp, StepProgress, StepTokens, UnusableBlock};
+pub use quantised::{ChannelScales, LatentScale, QuantisedLayer, QuantisedType};
 pub(crate) use quantised::{
-    ChannelQuantiser, GROUP, GroupScales, bytes_of, host_numbers, one_key_each, quantise_index_queries,
+    DeviceQuantisers, GROUP, GroupScales, bytes_of, host_numbers, one_key_each, quantise_index_queries,
     quantise_latent_queries, quantise_mxfp8, quantised_rows, split,
 };
-pub use quantised::{ChannelScales, LatentScale, QuantisedLayer, QuantisedType};
 pub(crate) use request_state::{RequestState, StateLease, WeakState, slots_of_tokens};
 pub use sequence::{Growth, Sequence};
 pub use slot::slot;

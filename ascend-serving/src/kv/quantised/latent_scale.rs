@@ -1,12 +1,11 @@
-//! The scale of a layer's latents, of one byte each, and how new ones are quantised.
+//! The scale of a layer's latents, of one byte each, on the host and on the device.
 
-use ascend_attention::{Element, Number, Queue, Stream, Tensor, Violation, bf16};
+use ascend_attention::{Element, Number, Stream, Tensor, Violation, bf16};
 
 use crate::error::Result;
 use crate::kv::cache_shape::CacheShape;
 use crate::rules;
 
-use super::channel_quantiser::ChannelQuantiser;
 use super::channel_scales::{ChannelScales, DeviceScales};
 use super::quantised_type::QuantisedType;
 
@@ -85,17 +84,6 @@ impl LatentFactors {
             of_elements: DeviceScales::upload::<T>(stream, &each, [heads, dim], &[1, each.len()])?,
             of_tensor: stream.upload(&[scale.factor()], [1])?,
         })
-    }
-
-    /// Queues the quantisation of new latents. Rotary keys are stored as they are: their bytes are returned.
-    pub(in crate::kv) fn quantise<T: Element>(
-        &self,
-        quantiser: &ChannelQuantiser,
-        queue: &impl Queue,
-        [latents, ropes]: [&Tensor<T>; 2],
-    ) -> Result<[Tensor<i8>; 2]> {
-        let quantised = quantiser.queue(queue, latents, &self.of_elements.inverses)?;
-        Ok([quantised.clone(), bytes_of(ropes)?])
     }
 }
 

@@ -26,7 +26,8 @@ use crate::error::Result;
 use crate::kv::cache_shape::{CacheShape, LayerCache};
 use crate::rules;
 
-pub(crate) use channel_quantiser::{ChannelQuantiser, one_key_each};
+use channel_quantiser::ChannelQuantiser;
+pub(crate) use channel_quantiser::one_key_each;
 pub use channel_scales::ChannelScales;
 pub(in crate::kv) use channel_scales::DeviceScales;
 pub(crate) use index_quantiser::quantise_index_queries;
@@ -241,48 +242,63 @@ impl QuantisedLayer {
         }
     }
 
-    /// Prepares the quantisation of the first `rows` rows of these tensors by scales of channels, into `keys` and
-    /// `values`.
+    /// Prepares the quantisation of the first `rows` rows of these tensors on the device: by scales of channels, into
+    /// `keys` and `values`, and of latents into `keys`.
     ///
     /// # Errors
-    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for scales that are not of channels.
-    pub(crate) fn channel_quantisers<T: Element>(
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for scales by which the host quantises.
+    pub(crate) fn device_quantisers<T: Element>(
         &self,
         device: &Device,
         rows: usize,
         [key, value]: [&Tensor<T>; 2],
         [keys, values]: [Tensor<i8>; 2],
-    ) -> Result<[ChannelQuantiser; 2]> {
-        let [k, v] = self.inverses()?;
-        let [of_key, of_value] = ["key", "value"].map(|argument| (argument, self.stored));
-        Ok([
-            ChannelQuantiser::plan(device, of_key, rows, key, k, keys)?,
-            ChannelQuantiser::plan(device, of_value, rows, value, v, values)?,
-        ])
+    ) -> Result<DeviceQuantisers> {
+        let (of_key, of_value) = self.inverses()?;
+        let plan = |argument, new: &Tensor<T>, inverses, quantised| {
+            ChannelQuantiser::plan(device, (argument, self.stored), rows, new, inverses, quantised)
+        };
+        Ok(DeviceQuantisers {
+            keys: plan("key", key, of_key, keys)?,
+            values: of_value.map(|inverses| plan("value", value, inverses, values)).transpose()?,
+        })
     }
 
     /// Queues the quantisation of rows by the scales of this layer, also by quantisers that another layer planned.
-    pub(crate) fn quantise<'a, T: Element>(
+    /// Rotary keys are returned as they are.
+    pub(crate) fn quantise<T: Element>(
         &self,
-        [keys, values]: &'a [ChannelQuantiser; 2],
+        DeviceQuantisers { keys, values }: &DeviceQuantisers,
         queue: &impl Queue,
         [key, value]: [&Tensor<T>; 2],
-    ) -> Result<[&'a Tensor<i8>; 2]> {
-        let [k, v] = self.inverses()?;
-        Ok([keys.queue(queue, key, k)?, values.queue(queue, value, v)?])
+    ) -> Result<[Tensor<i8>; 2]> {
+        let (of_key, of_value) = self.inverses()?;
+        let values = match values.as_ref().zip(of_value) {
+            Some((values, inverses)) => values.queue(queue, value, inverses)?.clone(),
+            None => bytes_of(value)?,
+        };
+        Ok([keys.queue(queue, key, of_key)?.clone(), values])
     }
 
-    /// The factors of keys and values before they are rounded; scales that are not of channels are refused.
-    fn inverses(&self) -> Result<[&Tensor<f32>; 2], Violation> {
+    /// The factors of keys and values before they are rounded, those of rotary keys none; scales that are not of
+    /// channels or latents are refused.
+    fn inverses(&self) -> Result<(&Tensor<f32>, Option<&Tensor<f32>>), Violation> {
         match &self.scales {
-            LayerScales::Channel { key, value } => Ok([&key.inverses, &value.inverses]),
+            LayerScales::Channel { key, value } => Ok((&key.inverses, Some(&value.inverses))),
+            LayerScales::Latent(factors) => Ok((&factors.of_elements.inverses, None)),
             other => Err(Violation::new(
                 &rules::CACHE_QUANTISED,
                 format_args!("a cache with {other}"),
-                "one with scales of channels, by which the device quantises",
-                "make the cache by `PagedKvCache::quantised`, or compute the step without a graph",
+                "one with scales of channels or latents, by which the device quantises",
+                "make the cache by `PagedKvCache::quantised` or `PagedKvCache::latents_as`, or compute the step without \
+                 a graph",
             )),
         }
+    }
+
+    /// The shape of the stored bytes of a cache of this shape.
+    pub(crate) fn stored_shape(&self, shape: &CacheShape) -> CacheShape {
+        self.scales.stored_shape(shape)
     }
 
     /// Bytes of device memory in blocks.
@@ -306,6 +322,14 @@ impl QuantisedLayer {
             LayerScales::IndexKey(scales) => scales.copy_block(stream, from, to),
         }
     }
+}
+
+/// The quantisers of new keys and values that work on the device.
+#[derive(Debug)]
+pub(crate) struct DeviceQuantisers {
+    keys: ChannelQuantiser,
+    /// None for rotary keys, which are stored as they are.
+    values: Option<ChannelQuantiser>,
 }
 
 /// Allocates tensors for the quantised keys and values of a step, for stored bytes of this shape.

@@ -9,13 +9,12 @@ use crate::kv::pool::BlockPool;
 use crate::kv::slot_write::{SlotWrite, rows_have_slots};
 use crate::sharing::{PlannedStream, STREAM_OF_STEP};
 
-use super::channel_quantiser::ChannelQuantiser;
 use super::group_quantiser::GroupQuantiser;
 use super::index_quantiser::IndexQuantiser;
 use super::latent_quantiser::LatentQuantiser;
 use super::latent_scale::bytes_of;
 use super::token_quantiser::TokenQuantiser;
-use super::{LayerScales, QuantisedLayer, quantised_rows};
+use super::{DeviceQuantisers, LayerScales, QuantisedLayer, quantised_rows};
 
 /// The writes of a step: each row is quantised, then written to its slot.
 #[derive(Debug)]
@@ -31,11 +30,10 @@ pub(in crate::kv) struct QuantisedWrite {
 enum Quantisers {
     /// All rows are padding.
     Nothing,
-    /// The quantisers of keys and of values.
-    Channel(Box<[ChannelQuantiser; 2]>),
+    /// The quantisers of the device, by scales of channels or of latents.
+    Device(Box<DeviceQuantisers>),
     Token(Box<TokenQuantiser>),
     Group(Box<GroupQuantiser>),
-    Latent(Box<ChannelQuantiser>),
     Row(Box<LatentQuantiser>),
     IndexKey(Box<IndexQuantiser>),
 }
@@ -63,10 +61,9 @@ impl QuantisedWrite {
         let places = written.map(|slot| pad.cached_slot(*slot, block_size));
         let quantisers = match (&layer.scales, write.rows) {
             (_, 0) => Quantisers::Nothing,
-            (LayerScales::Channel { .. }, written) => {
-                let [keys, values] = quantised;
-                let pair = layer.channel_quantisers(device, written, rows, [keys, values])?;
-                Quantisers::Channel(Box::new(pair))
+            (LayerScales::Channel { .. } | LayerScales::Latent(_), written) => {
+                let quantisers = layer.device_quantisers(device, written, rows, quantised)?;
+                Quantisers::Device(Box::new(quantisers))
             }
             (LayerScales::Token(_), rows) => {
                 let slots: Vec<_> = places.collect();
@@ -83,12 +80,6 @@ impl QuantisedWrite {
                 let slots = places.collect();
                 let quantiser = GroupQuantiser::new(device, *blocks.1, quantised, slots, block_size)?;
                 Quantisers::Group(Box::new(quantiser))
-            }
-            (LayerScales::Latent(factors), written) => {
-                let [latents, _] = quantised;
-                let (of_latents, inverses) = (("latent", layer.stored()), &factors.of_elements.inverses);
-                let quantiser = ChannelQuantiser::plan(device, of_latents, written, rows[0], inverses, latents)?;
-                Quantisers::Latent(Box::new(quantiser))
             }
             (LayerScales::Row, _) => {
                 let planned = rows.map(|rows| rows.shape().to_vec());
@@ -121,11 +112,10 @@ impl QuantisedWrite {
         let shape = &layer.scales.stored_shape(shape);
         let quantised = match (&self.quantisers, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
-            (Quantisers::Latent(quantiser), LayerScales::Latent(factors)) => {
-                let quantised = factors.quantise(quantiser, stream, rows)?;
+            (Quantisers::Device(quantisers), LayerScales::Channel { .. } | LayerScales::Latent(_)) => {
+                let quantised = layer.quantise(quantisers, stream, rows)?;
                 return self.write.queue(shape, &layer.cache, stream, quantised.each_ref());
             }
-            (Quantisers::Channel(pair), LayerScales::Channel { .. }) => layer.quantise(pair, stream, rows)?,
             (Quantisers::Token(quantiser), LayerScales::Token(scales)) => quantiser.queue(stream, rows, scales)?,
             (Quantisers::Group(quantiser), LayerScales::Group(scales)) => {
                 quantiser.queue(stream, rows, (&layer.cache, scales), torn)?

@@ -65,7 +65,7 @@ pub fn scale_of(stored: QuantisedType) -> LatentScale {
 }
 
 /// What is read of an element of a latent that was stored as one byte.
-fn read(stored: QuantisedType, x: f64) -> f64 {
+pub fn read(stored: QuantisedType, x: f64) -> f64 {
     let factor = scale_of(stored).factor();
     let number = x as f32 / factor;
     let number = match stored {
@@ -78,7 +78,7 @@ fn read(stored: QuantisedType, x: f64) -> f64 {
 }
 
 /// How far a row may be from the definition over what is read: rounded queries, probabilities and results.
-fn epsilon(stored: Option<QuantisedType>) -> f64 {
+pub fn epsilon(stored: Option<QuantisedType>) -> f64 {
     match stored {
         None => 2e-2,
         Some(QuantisedType::Int8) => 4e-2,
