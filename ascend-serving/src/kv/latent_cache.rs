@@ -2,9 +2,7 @@
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest, Quantisation};
 use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
-use ascend_attention::{
-    AnyTensor, Device, Element, Error as CallError, FusedInferAttention, Layout, Stream, Tensor, Violation, bf16,
-};
+use ascend_attention::{AnyTensor, Device, Element, FusedInferAttention, Layout, Stream, Tensor, bf16};
 
 use crate::error::{Error, Result};
 
@@ -65,7 +63,7 @@ impl<T: Element> PagedKvCache<T> {
         let pool = BlockPool::new(blocks, block_size, pad)?;
         shape.check_quantised(blocks, block_size)?;
         let device = stream.device();
-        check_absorbed::<T>(device, &shape, block_size, stored).map_err(with_fix)?;
+        check_absorbed::<T>(device, &shape, block_size, stored).map_err(|why| why.fix(READ_BY_A_CALL))?;
         check_dequantised::<T>(
             device,
             &CacheShape { value_dim: shape.key_dim, ..shape },
@@ -122,17 +120,6 @@ fn check_absorbed<T: Element>(
     Ok(())
 }
 
-/// A refusal of such a cache, with what mends it.
-fn with_fix(error: Error) -> Error {
-    match error {
-        Error::Attention(CallError::Violation(Violation { rule, given, allowed, .. })) => Violation::new(
-            rule,
-            given,
-            allowed,
-            "store INT8 in the format `Cache::Nz` and blocks of 128 tokens, from CANN 8.5 on; on Ascend 950 perhaps \
-             floats of 8 bits; otherwise cache latents of 16 bits by `PagedKvCache::new`",
-        )
-        .into(),
-        other => other,
-    }
-}
+/// What mends a cache that no call reads.
+const READ_BY_A_CALL: &str = "store INT8 in the format `Cache::Nz` and blocks of 128 tokens, from CANN 8.5 on; on \
+     Ascend 950 perhaps floats of 8 bits; otherwise cache latents of 16 bits by `PagedKvCache::new`";

@@ -35,6 +35,7 @@ mod prefix_cache;
 mod quantised;
 mod quantised_caches;
 mod quantised_floats;
+mod quantised_latents;
 mod quantised_schedule;
 mod range_check;
 mod refusals;
