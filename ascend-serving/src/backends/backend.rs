@@ -195,12 +195,12 @@ pub enum Backend {
     /// | [quantised](crate::LatentForm::Quantised) | one token a request | BSND_NBSD over the cache (without NZ BNSD_NBSD), mode 0 |
     /// | quantised | up to 16 tokens a request (drafts), on Atlas A2 and A3 from CANN 9.1 on 32 | TND_NTD over the cache, mode 3 |
     /// | [plain](crate::LatentForm::Plain) | any | as of [`Backend::Mla`], cached latents dequantised |
+    /// | [mixed](crate::LatentForm::QuantisedMixed) | decodes, then prefills | the quantised call, then plain ones |
     ///
     /// Quantised queries read the step's own latents from the cache, as they were rounded; plain ones have their own in
     /// 16 bits. The operator rounds the probabilities to the cache's type, too, in each range of keys by their largest.
     /// Chunks of cached tokens are copied out of NZ caches by GatherPaKvCache, and dequantised as
-    /// [`Backend::QuantisedPrefill`] does. Steps with decodes and prompts have plain queries, or are two steps: mixed
-    /// queries are refused, and absorbed ones of 16 bits.
+    /// [`Backend::QuantisedPrefill`] does. Absorbed queries of 16 bits are refused.
     QuantisedMla {
         /// Most bytes of device memory for a chunk of cached tokens and their keys and values, as of
         /// [`Backend::Mla`]. Over an NZ cache a chunk begins with a block.

@@ -60,6 +60,16 @@ pub enum LatentForm<'a, T: Element> {
         /// The projection for the requests that do not decode.
         projection: &'a dyn UpProjection<T>,
     },
+    /// Mixed, with absorbed queries of one byte an element. The rows of the decodes in [`LatentTensors::query_rope`]
+    /// are divided by their scales and that of the latents, the others are not.
+    QuantisedMixed {
+        /// Queries of the decodes, `[decode tokens, N, 512]`.
+        absorbed: &'a QuantisedQueries,
+        /// Where the output of the decodes goes, `[N, decode tokens, 512]`.
+        decoded: &'a Tensor<T>,
+        /// The projection for the requests that do not decode.
+        projection: &'a dyn UpProjection<T>,
+    },
 }
 
 impl<T: Element> Clone for LatentForm<'_, T> {
@@ -77,6 +87,7 @@ pub(crate) enum LatentFormKind {
     Quantised,
     Plain,
     Mixed,
+    QuantisedMixed,
 }
 
 impl<T: Element> LatentForm<'_, T> {
@@ -87,6 +98,7 @@ impl<T: Element> LatentForm<'_, T> {
             Self::Quantised(_) => LatentFormKind::Quantised,
             Self::Plain(_) => LatentFormKind::Plain,
             Self::Mixed { .. } => LatentFormKind::Mixed,
+            Self::QuantisedMixed { .. } => LatentFormKind::QuantisedMixed,
         }
     }
 }

@@ -262,19 +262,15 @@ impl StepCall {
         })
     }
 
-    /// The scales `[tokens, N]` of the call's rows in the axes of its layout.
+    /// The scales `[tokens, N]` of the call's queries in the axes of its layout.
     fn scale_axes(&self, scale: &Tensor<f32>) -> Result<Tensor<f32>> {
-        let scale = match &self.rows {
-            Some(rows) => scale.narrow(0, rows.clone())?,
-            None => scale.clone(),
-        };
-        let [tokens, heads] = [0, 1].map(|axis| size(&scale, axis));
+        let [tokens, heads] = [0, 1].map(|axis| size(scale, axis));
         let requests = self.sequences();
         let each = tokens.checked_div(requests).unwrap_or(0);
         Ok(match self.layout {
             Layout::Bsh | Layout::Bsnd => scale.reshape([requests, each, heads])?,
             Layout::Bnsd => scale.reshape([tokens, heads, 1])?,
-            _ => scale,
+            _ => scale.clone(),
         })
     }
 
@@ -283,20 +279,21 @@ impl StepCall {
         let Some(latent) = layer.latent else {
             return Ok(CallQueries { query: self.view(layer.query)?, rope: None, scale: None });
         };
-        let (query, scale) = match latent.form {
-            LatentForm::Mixed { absorbed, .. } => (self.axes(absorbed)?, None),
-            LatentForm::Quantised(queries) => (self.view(queries.query())?, Some(self.scale_axes(queries.scale())?)),
-            _ => (self.view(layer.query)?, None),
+        let query = match (layer.quantised_queries(), latent.form) {
+            (Some(queries), _) => self.axes(queries.query())?,
+            (None, LatentForm::Mixed { absorbed, .. }) => self.axes(absorbed)?,
+            (None, _) => self.view(layer.query)?,
         };
-        Ok(CallQueries { query, rope: Some(self.view(latent.query_rope)?), scale })
+        let scale = layer.quantised_queries().map(|queries| self.scale_axes(queries.scale()));
+        Ok(CallQueries { query, rope: Some(self.view(latent.query_rope)?), scale: scale.transpose()? })
     }
 
     /// Where the call writes in a layer whose output is this.
     pub(super) fn target<T: Element>(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<Tensor<T>> {
-        let heads_first = match layer.latent.map(|latent| latent.form) {
-            None => return Ok(self.view(output)?.typed()?),
-            Some(LatentForm::Mixed { decoded, .. }) => decoded,
-            Some(_) => output,
+        let heads_first = match (layer.latent, layer.mixed()) {
+            (None, _) => return Ok(self.view(output)?.typed()?),
+            (Some(_), Some((_, decoded))) => decoded,
+            (Some(_), None) => output,
         };
         let [heads, tokens, dim] = [0, 1, 2].map(|axis| size(heads_first, axis));
         let requests = self.sequences();

@@ -258,20 +258,20 @@ impl<'a, T: Element> LayerTensors<'a, T> {
 
     /// The queries, by name: over latents with their rotary parts, and apart those that are absorbed.
     pub(crate) fn queries(&self) -> impl Iterator<Item = (&'static str, &'a AnyTensor)> + Clone + use<'a, T> {
-        let query = match self.quantised_queries() {
-            Some(queries) => queries.query(),
-            None => self.query,
+        let query = match self.latent.map(|latent| latent.form) {
+            Some(LatentForm::Quantised(queries)) => queries.query(),
+            _ => self.query,
         };
         let scale = self.quantised_queries().map(|queries| ("scale", &**queries.scale()));
         let rope = self.latent.map(|latent| ("query_rope", &**latent.query_rope));
-        let absorbed = self.mixed().map(|(absorbed, _)| ("absorbed", &**absorbed));
+        let absorbed = self.mixed().map(|(absorbed, _)| ("absorbed", absorbed));
         [Some(("query", query)), rope, absorbed, scale].into_iter().flatten()
     }
 
     /// The absorbed queries of one byte an element.
     pub(crate) fn quantised_queries(&self) -> Option<&'a QuantisedQueries> {
         match self.latent?.form {
-            LatentForm::Quantised(queries) => Some(queries),
+            LatentForm::Quantised(queries) | LatentForm::QuantisedMixed { absorbed: queries, .. } => Some(queries),
             LatentForm::Absorbed | LatentForm::Plain(_) | LatentForm::Mixed { .. } => None,
         }
     }
@@ -282,9 +282,10 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 
     /// The absorbed queries of a mixed step, and where their output goes.
-    pub(super) fn mixed(&self) -> Option<(&'a Tensor<T>, &'a Tensor<T>)> {
+    pub(crate) fn mixed(&self) -> Option<(&'a AnyTensor, &'a Tensor<T>)> {
         match self.latent?.form {
             LatentForm::Mixed { absorbed, decoded, .. } => Some((absorbed, decoded)),
+            LatentForm::QuantisedMixed { absorbed, decoded, .. } => Some((absorbed.query(), decoded)),
             LatentForm::Absorbed | LatentForm::Quantised(_) | LatentForm::Plain(_) => None,
         }
     }

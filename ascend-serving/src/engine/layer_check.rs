@@ -107,7 +107,10 @@ fn check_latent<T: Element>(
             }
         }
         LatentForm::Plain(_) => check(rows, "query", layer.query, heads, plain_dim)?,
-        LatentForm::Mixed { absorbed, decoded, .. } => {
+        LatentForm::Mixed { .. } | LatentForm::QuantisedMixed { .. } => {
+            let Some((absorbed, decoded)) = layer.mixed() else {
+                return Ok(());
+            };
             let metadata = step.metadata;
             if metadata.decodes() == 0 || metadata.prefills() == 0 || !metadata.decodes_lead() {
                 // No backend computes mixed queries of such a step, which it says.

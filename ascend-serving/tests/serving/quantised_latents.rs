@@ -216,7 +216,7 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     };
     for (said, words) in [
         (refused(quantised(), Queries::Absorbed), "`LayerInputs::quantised_latent`"),
-        (refused(quantised(), Queries::Mixed), "Mixed over latents of INT8"),
+        (refused(quantised(), Queries::Mixed), "`LatentForm::QuantisedMixed`"),
         (refused(plain(), Queries::Quantised(Int8)), "`PagedKvCache::latents_as`"),
         // The operator's own rule for queries of another type than the cache.
         (refused(quantised(), Queries::Quantised(E4m3)), "quantised_mla: "),

@@ -35,7 +35,7 @@ pub(in crate::backends) fn program<T: Element>(
             let part = StepPart::all(metadata);
             StepProgram::new([]).stage(MlaPrefill::plan(step, part, first, rope, workspace_bytes)?)
         }
-        LatentForm::Mixed { .. } => {
+        LatentForm::Mixed { .. } | LatentForm::QuantisedMixed { .. } => {
             if metadata.prefills() == 0 || metadata.decodes() == 0 || !metadata.decodes_lead() {
                 return Err(not_mixed(metadata).into());
             }

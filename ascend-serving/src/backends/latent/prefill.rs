@@ -363,7 +363,10 @@ impl<T: Element> StepStage<T> for MlaPrefill<T> {
 
     fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         let latent = latent_inputs(layer)?;
-        let (LatentForm::Plain(projection) | LatentForm::Mixed { projection, .. }) = latent.form else {
+        let (LatentForm::Plain(projection)
+        | LatentForm::Mixed { projection, .. }
+        | LatentForm::QuantisedMixed { projection, .. }) = latent.form
+        else {
             return Err(Error::not_as_planned("form", format_args!("{:?}", latent.form), "plain queries"));
         };
         let free = lock(&self.free).pop();

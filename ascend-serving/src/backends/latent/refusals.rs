@@ -37,7 +37,7 @@ pub(super) fn latent_inputs<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Resu
 pub(super) fn check_form<T: Element>(form: LatentForm<'_, T>, layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
     match (layer.quantised, form) {
         (None, LatentForm::Absorbed | LatentForm::Plain(_) | LatentForm::Mixed { .. }) => Ok(()),
-        (None, LatentForm::Quantised(_)) => Err(Violation::new(
+        (None, LatentForm::Quantised(_) | LatentForm::QuantisedMixed { .. }) => Err(Violation::new(
             &rules::BACKEND_LATENT,
             "quantised queries over latents of 16 bits",
             "absorbed, plain or mixed queries",
@@ -49,13 +49,13 @@ pub(super) fn check_form<T: Element>(form: LatentForm<'_, T>, layer: &LayerTenso
             "a cache of `PagedKvCache::latents_as`",
             "make the cache by `PagedKvCache::latents_as`, or serve keys and values by `Backend::QuantisedDecode`",
         )),
-        (Some(_), LatentForm::Quantised(_) | LatentForm::Plain(_)) => Ok(()),
+        (Some(_), LatentForm::Quantised(_) | LatentForm::Plain(_) | LatentForm::QuantisedMixed { .. }) => Ok(()),
         (Some(cache), LatentForm::Absorbed | LatentForm::Mixed { .. }) => Err(Violation::new(
             &rules::BACKEND_LATENT,
             format_args!("queries in the form {form:?} over latents of {}", cache.stored().dtype()),
             "quantised queries, or plain ones",
-            "quantise absorbed queries (`QuantisedQueries`, `LayerInputs::quantised_latent`), and bring plain ones \
-             where some requests of the step have more rows than absorbed queries take",
+            "quantise absorbed queries (`QuantisedQueries`): `LayerInputs::quantised_latent`, and beside those of \
+             prefills `LatentForm::QuantisedMixed`",
         )),
     }
 }

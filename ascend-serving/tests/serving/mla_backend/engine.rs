@@ -43,6 +43,8 @@ pub struct Engine<'a> {
     stored: Option<QuantisedType>,
     pub schedule: Schedule,
     pub checked: usize,
+    /// Steps with both forms of queries.
+    pub mixed: usize,
     /// Tokens of each call of the projection.
     pub projected: Mutex<Vec<usize>>,
 }
@@ -81,8 +83,8 @@ pub fn read(stored: QuantisedType, x: f64) -> f64 {
 pub fn epsilon(stored: Option<QuantisedType>) -> f64 {
     match stored {
         None => 2e-2,
-        Some(QuantisedType::Int8) => 4e-2,
-        Some(_) => 1.5e-1,
+        Some(QuantisedType::Int8) => 2e-2,
+        Some(_) => 8e-2,
     }
 }
 
@@ -116,6 +118,7 @@ impl<'a> Engine<'a> {
             stored: model.stored,
             schedule: Schedule::of(REQUESTS),
             checked: 0,
+            mixed: 0,
             projected: Mutex::default(),
         }
     }
@@ -135,10 +138,11 @@ impl<'a> Engine<'a> {
         // Tokens with absorbed queries.
         let split = match absorb_some {
             true if metadata.absorbs_queries() => metadata.tokens(),
-            true if mixed && self.stored.is_none() => metadata.decode_tokens(),
+            true if mixed => metadata.decode_tokens(),
             _ => 0,
         };
         let names = self.schedule.names(turns, pad);
+        self.mixed += usize::from(split > 0 && split < names.len());
         let (heads, stream) = (self.shape.heads, self.stream);
         let projected = &self.projected;
         let projection =
@@ -174,28 +178,39 @@ impl<'a> Engine<'a> {
                 let [absorbed, plain, query_rope, latent, key_rope] = inputs;
                 let decoded = vec![bf16::NAN; heads * split * LATENT];
                 let decoded = stream.upload(&decoded, [heads, split, LATENT]).unwrap();
-                let (query, form) = match split {
-                    0 => (plain, LatentForm::Plain(&projection)),
-                    _ if split == names.len() => (absorbed, LatentForm::Absorbed),
-                    _ => {
-                        let form = LatentForm::Mixed { absorbed, decoded: &decoded, projection: &projection };
-                        (plain, form)
+                let quantised = self.stored.filter(|_| split > 0).map(|stored| {
+                    let of_absorbed = query_rope.narrow(0, 0..split).unwrap();
+                    let queries = (absorbed, &of_absorbed);
+                    let (queries, divided) = QuantisedQueries::on_host(stream, stored, queries, scales[layer]).unwrap();
+                    // The rotary parts of prefills stay as they are.
+                    let mut ropes = divided.download(stream).unwrap();
+                    ropes.extend_from_slice(&query_rope.download(stream).unwrap()[ropes.len()..]);
+                    (queries, stream.upload(&ropes, query_rope.shape()).unwrap())
+                });
+                let query_rope = quantised.as_ref().map_or(query_rope, |(_, divided)| divided);
+                let is_mixed = split > 0 && split < names.len();
+                let (decoded, projection) = (&decoded, &projection);
+                let (query, form) = match (split, &quantised) {
+                    (0, _) => (plain, LatentForm::Plain(projection)),
+                    (_, None) if !is_mixed => (absorbed, LatentForm::Absorbed),
+                    (_, None) => (plain, LatentForm::Mixed { absorbed, decoded, projection }),
+                    (_, Some((queries, _))) if !is_mixed => (query_rope, LatentForm::Quantised(queries)),
+                    (_, Some((queries, _))) => {
+                        (plain, LatentForm::QuantisedMixed { absorbed: queries, decoded, projection })
                     }
                 };
-                let quantised = self.stored.filter(|_| split > 0).map(|stored| {
-                    let scale = scales[layer];
-                    QuantisedQueries::on_host(stream, stored, (absorbed, query_rope), scale).unwrap()
-                });
-                let inputs = match &quantised {
-                    Some((queries, query_rope)) => LayerInputs::quantised_latent(queries, query_rope, latent, key_rope),
-                    None => LayerInputs::latent(query, latent, key_rope, LatentTensors { query_rope, form }),
+                let inputs = match form {
+                    LatentForm::Quantised(queries) => {
+                        LayerInputs::quantised_latent(queries, query_rope, latent, key_rope)
+                    }
+                    _ => LayerInputs::latent(query, latent, key_rope, LatentTensors { query_rope, form }),
                 };
                 // The last layer's output goes into a tensor of the caller, like the decodes'.
                 let output = if layer + 1 < LAYERS {
                     step.forward(layer, inputs).unwrap()
                 } else {
                     let shape = match form {
-                        LatentForm::Absorbed => [heads, split, LATENT],
+                        LatentForm::Absorbed | LatentForm::Quantised(_) => [heads, split, LATENT],
                         _ => [names.len() - split, heads, DIM],
                     };
                     let nan = vec![bf16::NAN; shape.iter().product()];
@@ -205,8 +220,10 @@ impl<'a> Engine<'a> {
                 };
                 results.push(match form {
                     LatentForm::Plain(_) => [None, Some(output)],
-                    LatentForm::Absorbed => [Some(output), None],
-                    LatentForm::Mixed { .. } => [Some(decoded), Some(output)],
+                    LatentForm::Absorbed | LatentForm::Quantised(_) => [Some(output), None],
+                    LatentForm::Mixed { .. } | LatentForm::QuantisedMixed { .. } => {
+                        [Some(decoded.clone()), Some(output)]
+                    }
                     _ => panic!("a form without outputs here"),
                 });
             }
@@ -225,9 +242,9 @@ impl<'a> Engine<'a> {
                 let position = row.names.len() - 1;
                 // Absorbed queries read every latent from the cache, plain ones those of earlier steps.
                 let turn = turns.iter().find(|turn| turn.request == row.request).unwrap();
-                let cached = match split {
-                    0 => self.schedule.requests[row.request].sequence.len() - turn.new,
-                    _ => usize::MAX,
+                let cached = match row.token < split {
+                    true => usize::MAX,
+                    false => self.schedule.requests[row.request].sequence.len() - turn.new,
                 };
                 let want = dense_over(row.names, layer, self.shape, |position, latent| match self.stored {
                     Some(stored) if position < cached => latent.into_iter().map(|x| read(stored, x)).collect(),

@@ -146,6 +146,9 @@ fn whole_requests(stream: &Stream, model: &Model) {
     // Chunks of two blocks for one request, and of one for each of two.
     engine.act(&[Act::Chunk(4, 150)], 0, false).unwrap();
     engine.act(&[Act::Chunk(4, 20), Act::Chunk(1, 3)], 0, false).unwrap();
+    // A decode beside a chunk.
+    engine.act(&[Act::Chunk(4, 1), Act::Chunk(1, 40)], 1, true).unwrap();
+    assert_eq!(engine.mixed, 1);
     assert!(engine.checked >= 27, "{} rows", engine.checked);
     engine.end();
 }
