@@ -142,7 +142,7 @@ impl<T: Element> Attention<T> {
             let layers = layers.map(|(own, layer)| {
                 let mask = mask(*layer).into();
                 group.check_mask(&mask)?;
-                Ok((mask, preferred(own)))
+                Ok((mask, preferred(own), group.shape_of(own)))
             });
             let layers = layers.collect::<Result<Vec<_>>>()?;
             let causality = group.fixed_causality();

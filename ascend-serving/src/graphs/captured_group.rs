@@ -20,13 +20,26 @@ use crate::rules;
 use super::graph_limits::{GraphLimits, RowsEach};
 use super::graph_tensors::{CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
 
-/// The captured layers of a group that have the same mask and prefer the same backend.
+/// The captured layers of a group that have the same mask and scale and prefer the same backend.
 #[derive(Clone, Debug)]
 struct AlikeLayers {
     mask: LayerMask,
     preferred: Option<&'static str>,
+    heads: AttentionShape,
     /// The first of them.
     first: usize,
+}
+
+impl AlikeLayers {
+    fn context<'a>(
+        &'a self,
+        stream: &'a Stream,
+        metadata: &'a AttentionMetadata,
+        block_table: &'a BlockTable,
+    ) -> StepContext<'a> {
+        let (shape, mask) = (self.heads, &self.mask);
+        StepContext { stream, shape, metadata, mask, block_table, recorded: true, shares_keys: false }
+    }
 }
 
 /// Captured layers that share a cache.
@@ -48,13 +61,13 @@ pub(crate) struct CapturedGroup {
 }
 
 impl CapturedGroup {
-    /// A group of layers over a cache, each with its mask and the backend that it prefers. Where sequences give back
+    /// A group of layers over a cache, each with its mask, the backend that it prefers and its heads. Where sequences give back
     /// the tokens before a window, the limit of keys is lowered to what the window needs.
     pub(crate) fn new<T: Element>(
         cache: &PagedKvCache<T>,
         heads: AttentionShape,
         causality: Option<Causality>,
-        layers: impl Iterator<Item = (LayerMask, Option<&'static str>)>,
+        layers: impl Iterator<Item = (LayerMask, Option<&'static str>, AttentionShape)>,
         limits: &GraphLimits,
     ) -> Self {
         let pool = cache.pool();
@@ -71,11 +84,13 @@ impl CapturedGroup {
         });
         let mut alike: Vec<AlikeLayers> = Vec::new();
         let mut program_of = Vec::new();
-        for (layer, (mask, preferred)) in layers.enumerate() {
-            let known = alike.iter().position(|known| known.mask == mask && known.preferred == preferred);
+        for (layer, (mask, preferred, heads)) in layers.enumerate() {
+            let is_alike =
+                |known: &AlikeLayers| known.mask == mask && known.preferred == preferred && known.heads == heads;
+            let known = alike.iter().position(is_alike);
             program_of.push(known.unwrap_or(alike.len()));
             if known.is_none() {
-                alike.push(AlikeLayers { mask, preferred, first: layer });
+                alike.push(AlikeLayers { mask, preferred, heads, first: layer });
             }
         }
         Self {
@@ -327,13 +342,13 @@ impl CapturedGroup {
         let state = group.backends().recorded_state(self.each.0, self.drafting);
         let examples = examples.map(|rows| Ok((rows, self.examples(state, requests, rows)?)));
         let examples: Vec<_> = examples.collect::<Result<_>>()?;
-        let programs = self.alike.iter().map(|AlikeLayers { mask, first: layer, .. }| {
-            let layer = *layer;
+        let programs = self.alike.iter().map(|alike| {
+            let layer = alike.first;
             let (cache, quantised) = group.cache().tensors(layer)?;
             let sink = sinks.get(layer).copied().flatten();
             let tensors = self.layer_tensors(layer, &tensors, (&cache, quantised.as_ref()), sink);
             let record = |steps: &[&AttentionMetadata]| {
-                let steps = steps.iter().map(|metadata| self.context(stream, metadata, mask, &table));
+                let steps = steps.iter().map(|metadata| alike.context(stream, metadata, &table));
                 group.backends().record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
             };
             let (recorded, dummy_rows) = self.record_examples(&examples, record)?;
@@ -358,16 +373,6 @@ impl CapturedGroup {
             }
         }
         Ok((record(&alike)?, None))
-    }
-
-    fn context<'a>(
-        &self,
-        stream: &'a Stream,
-        metadata: &'a AttentionMetadata,
-        mask: &'a LayerMask,
-        block_table: &'a BlockTable,
-    ) -> StepContext<'a> {
-        StepContext { stream, shape: self.heads, metadata, mask, block_table, recorded: true, shares_keys: false }
     }
 
     fn layer_tensors<'a, T: Element>(
@@ -434,11 +439,11 @@ impl CapturedGroup {
     ) -> Result<Vec<ReplayedProgram<T>>> {
         let (table, tensors) = (&buffers.table, &buffers.tensors);
         let programs = self.alike.iter().zip(&buffers.programs);
-        let programs = programs.map(|(AlikeLayers { mask, .. }, captured)| {
+        let programs = programs.map(|(alike, captured)| {
             let Recorded { backend, form, plan } = &captured.recorded;
             let cache = (&captured.cache, captured.quantised.as_ref());
             let layer = self.layer_tensors(captured.layer, tensors, cache, captured.sink.as_ref());
-            let step = self.context(stream, metadata, mask, table);
+            let step = alike.context(stream, metadata, table);
             let program = checked_program(&**backend, &step, &layer)?;
             form.check_form(&program, backend.name())?;
             let masks = plan.host_masks(&program, table)?;

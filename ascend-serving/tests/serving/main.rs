@@ -24,6 +24,7 @@ mod heads;
 mod inference_card;
 mod interleaved;
 mod layer_masks;
+mod layer_scales;
 mod mla_backend;
 mod moved_tokens;
 mod multi_item;

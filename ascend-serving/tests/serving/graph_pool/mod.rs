@@ -3,7 +3,7 @@
 use crate::harness;
 mod drafts;
 mod groups;
-mod layers;
+pub mod layers;
 mod refused;
 
 use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
