@@ -172,8 +172,8 @@ pub enum Backend {
     /// An absorbed call has the latents as keys and as values, one key head, and returns `[N, tokens, 512]`, so that
     /// the projection of the values is one batched product. A plain step has a call for each chunk of the cached
     /// tokens, and merges all by their log-sum-exps. It calls the [`UpProjection`](crate::UpProjection) for its own
-    /// tokens and for each chunk, and returns `[tokens, N, 128]`. It gathers the chunks from caches in which a token's
-    /// row is contiguous, so not from NZ caches.
+    /// tokens and for each chunk, and returns `[tokens, N, 128]`. It copies the chunks out of their
+    /// blocks, and out of those of an NZ cache by GatherPaKvCache, from CANN 8.5 on: such a chunk begins with a block.
     ///
     /// In the [`AttentionShape`](crate::AttentionShape), `kv_heads` is 1 and the scale is that of the whole head,
     /// usually `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](crate::AttentionShape::latent).

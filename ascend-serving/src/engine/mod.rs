@@ -14,6 +14,7 @@ mod encoder_attention;
 mod layer_check;
 mod layer_group;
 mod layer_inputs;
+mod layer_scales;
 mod leased_states;
 mod linear_calls;
 mod linear_step;

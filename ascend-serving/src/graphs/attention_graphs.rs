@@ -98,7 +98,8 @@ impl<T: Element> Attention<T> {
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
     /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which over latents serve causal layers without sinks alone
     /// ([`BACKEND_LATENT`](crate::rules::BACKEND_LATENT));
-    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels
+    /// or latents;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, or a scale that is not above 0 or not finite;
     /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) if the cache does not have a block for each request of the
