@@ -244,8 +244,8 @@ ascend_attention::spec::library_rules! {
         "let each token see itself; the rule is true for the keys that a token sees, not for those that are hidden";
     BACKEND_QUANTISED = "backend.quantised",
         "a quantised cache goes to the backends that take its scales, and they get no other",
-        "register `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, over latents "
-        "`Backend::QUANTISED_MLA`, or make the cache by `PagedKvCache::new`";
+        "register `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, over "
+        "latents `Backend::QUANTISED_MLA`, or make the cache by `PagedKvCache::new`";
     BACKEND_MX_FP8 = "backend.mxfp8",
         "the backend of MXFP8 gets causal layers without window and sinks",
         "give such layers a cache of their own with scales of channels or tokens";

@@ -192,10 +192,12 @@ pub enum Backend {
     ///
     /// | queries | step | calls |
     /// |---|---|---|
-    /// | [quantised](crate::LatentForm::Quantised) | one token a request | BSND_NBSD over the cache (without NZ BNSD_NBSD), mode 0 |
-    /// | quantised | up to 16 tokens a request (drafts), on Atlas A2 and A3 from CANN 9.1 on 32 | TND_NTD over the cache, mode 3 |
+    /// | [quantised](crate::LatentForm::Quantised) | one token a request | BSND_NBSD (over NZ), BNSD_NBSD, mode 0 |
+    /// | quantised | up to 16 tokens a request (drafts) | TND_NTD over the cache, mode 3 |
     /// | [plain](crate::LatentForm::Plain) | any | as of [`Backend::Mla`], cached latents dequantised |
     /// | [mixed](crate::LatentForm::QuantisedMixed) | decodes, then prefills | the quantised call, then plain ones |
+    ///
+    /// On Atlas A2 and A3 a request has up to 32 tokens from CANN 9.1 on.
     ///
     /// Quantised queries read the step's own latents from the cache, as they were rounded; plain ones have their own in
     /// 16 bits. The operator rounds the probabilities to the cache's type, too, in each range of keys by their largest.
@@ -273,8 +275,8 @@ impl fmt::Display for Backend {
 
 /// Reads a name. The parts of `split_decode` have a number of keys: `split_decode:256` is [`SplitDecode::Tiles`], and
 /// `split_decode:512:8`, with at most 8 of them, [`SplitDecode::Capped`]. `shared_prefix_decode` reads every shared
-/// prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` and `quantised_mla` have their usual workspace ([`Backend::MLA`],
-/// [`Backend::QUANTISED_MLA`]).
+/// prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` and `quantised_mla` have their usual workspace
+/// ([`Backend::MLA`], [`Backend::QUANTISED_MLA`]).
 ///
 /// ```
 /// use ascend_serving::{Backend, SplitDecode};

@@ -140,7 +140,8 @@ struct GroupStep<'a, T: Element> {
     keys_of: Vec<Option<[usize; 2]>>,
 }
 
-/// The plan of the layers that have the same mask and scale, make the step one of the same kind and prefer the same backend.
+/// The plan of the layers that have the same mask and scale, make the step one of the same kind and prefer the same
+/// backend.
 #[derive(Debug)]
 struct LayerPlan<T: Element> {
     mask: LayerMask,

@@ -61,8 +61,8 @@ pub(crate) struct CapturedGroup {
 }
 
 impl CapturedGroup {
-    /// A group of layers over a cache, each with its mask, the backend that it prefers and its heads. Where sequences give back
-    /// the tokens before a window, the limit of keys is lowered to what the window needs.
+    /// A group of layers over a cache, each with its mask, the backend that it prefers and its heads. Where sequences
+    /// give back the tokens before a window, the limit of keys is lowered to what the window needs.
     pub(crate) fn new<T: Element>(
         cache: &PagedKvCache<T>,
         heads: AttentionShape,

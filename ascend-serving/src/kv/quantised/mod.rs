@@ -133,7 +133,8 @@ impl QuantisedLayer {
     }
 
     /// The quantisation arguments of a call with queries of 16 bits that reads the keys and values in their blocks;
-    /// `None` for groups and latents, where queries are quantised, too, and for what operators of sparse attention read.
+    /// `None` for groups and latents, where queries are quantised, too, and for what operators of sparse attention
+    /// read.
     pub fn quantisation(&self) -> Option<Quantisation<'_>> {
         match &self.scales {
             LayerScales::Channel { key, value } => Some(split(AntiquantMode::PerChannel, &key.scales, &value.scales)),
@@ -290,8 +291,8 @@ impl QuantisedLayer {
                 &rules::CACHE_QUANTISED,
                 format_args!("a cache with {other}"),
                 "one with scales of channels or latents, by which the device quantises",
-                "make the cache by `PagedKvCache::quantised` or `PagedKvCache::latents_as`, or compute the step without \
-                 a graph",
+                "make the cache by `PagedKvCache::quantised` or `PagedKvCache::latents_as`, or compute the step \
+                 without a graph",
             )),
         }
     }
