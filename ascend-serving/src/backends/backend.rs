@@ -349,9 +349,8 @@ impl<T: Element> AttentionBackend<T> for Backend {
             Self::QuantisedDecode => quantised_decode::program(step, first),
             Self::QuantisedPrefill => quantised_prefill::program(step, first),
             Self::MxFp8 => mxfp8_attention::program(step, first),
-            Self::Mla { workspace_bytes } | Self::QuantisedMla { workspace_bytes } => {
-                latent::program(step, first, *workspace_bytes)
-            }
+            Self::Mla { workspace_bytes } => latent::program(step, first, *workspace_bytes),
+            Self::QuantisedMla { workspace_bytes } => latent::quantised_program(step, first, *workspace_bytes),
         }
     }
 }

@@ -19,8 +19,8 @@ impl<T: Element> PagedKvCache<T> {
     /// keys stay BF16, and so is `T`, the type of new latents, rotary keys and results.
     ///
     /// Writes quantise on the device and without waiting. Numbers that are too large are cut as INT8, and not as floats
-    /// ([`QuantisedType`]); those that are not finite have no integer
-    /// ([`Tensor::range_report`] finds them).
+    /// ([`QuantisedType`]). Those that are not finite have no integer: the device stores some integer for them, and
+    /// reports nothing ([`Tensor::range_report`] finds them).
     ///
     /// | products | stored | formats, in blocks of 128 tokens |
     /// |---|---|---|
@@ -86,8 +86,8 @@ impl<T: Element> PagedKvCache<T> {
     }
 }
 
-/// The shape of the memory in elements of the type of rotary keys, several of which hold as many latent's elements as
-/// they have bytes.
+/// The shape of the memory in elements of the type of rotary keys, each of which holds as many elements of a latent as
+/// it has bytes.
 fn rows_of<T: Element>(shape: &CacheShape) -> CacheShape {
     CacheShape { key_dim: shape.key_dim / size_of::<T>().max(1), ..*shape }
 }

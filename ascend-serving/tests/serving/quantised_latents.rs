@@ -3,7 +3,9 @@
 
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{Cache, CacheShape, LatentScale, PadPolicy, PagedKvCache, QuantisedType, Sequence};
+use ascend_serving::kv::{
+    Cache, CacheShape, ChannelScales, LatentScale, PadPolicy, PagedKvCache, QuantisedType, Sequence,
+};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
     LatentForm, LatentRows, LatentTensors, LayerInputs, LayerTensor, QuantisedQueries, RangeCheck, Result, UpProjected,
@@ -29,6 +31,13 @@ fn scale(stored: QuantisedType) -> LatentScale {
 fn cache(stream: &Stream, format: Cache, stored: QuantisedType) -> Result<PagedKvCache<bf16>> {
     let shape = CacheShape::latent(1).format(format);
     PagedKvCache::latents_as(stream, 8, 128, shape, PAD, stored, &[scale(stored)])
+}
+
+/// Latents and rotary keys of one byte, which no call of latent attention reads.
+fn by_channel(stream: &Stream) -> PagedKvCache<bf16> {
+    let shape = CacheShape::latent(1);
+    let scales = [ChannelScales::uniform(&shape, 0.1, 0.1).unwrap()];
+    PagedKvCache::quantised(stream, 8, 128, shape, PAD, &scales).unwrap()
 }
 
 fn attention(cache: PagedKvCache<bf16>) -> Attention<bf16> {
@@ -225,6 +234,14 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     }
     let said = refused(quantised(), Queries::Absorbed);
     assert!(said.contains("`Backend::QUANTISED_MLA`"), "{said}");
+    // Each backend has the caches of its name.
+    for (cache, words) in [(plain(), "register `Backend::MLA`"), (by_channel(&stream), "scales of channels")] {
+        let backends = Backends::none().with(Backend::QUANTISED_MLA);
+        let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
+        let mut sequence = attention.sequence();
+        let said = reasons(step(&stream, &mut attention, &mut sequence, (3, 2), Queries::Plain));
+        assert!(said.contains("backend.quantised") && said.contains(words), "{said}");
+    }
 
     let scales_of = |rows| harness::filled(&stream, 0.5f32, [rows, HEADS]);
     let (scales, half) = (scales_of(3), rows(&stream, 5, 3, HEADS, LATENT));

@@ -10,12 +10,22 @@ use crate::kv::QuantisedLayer;
 use crate::rules;
 
 use super::prefill::MlaPrefill;
-use super::refusals::{check_form, check_step, latent_inputs};
+use super::refusals::{check_form, check_quantised_latents, check_step, latent_inputs};
 
 /// Whether a row's bits depend on the row alone: with absorbed queries, which are one call. Plain ones have keys of
 /// another form, and merge the cached ones in chunks.
 pub(in crate::backends) fn is_batch_invariant<T: Element>(first: &LayerTensors<'_, T>) -> bool {
     matches!(first.latent.map(|latent| latent.form), Some(LatentForm::Absorbed))
+}
+
+/// A program of latent attention over latents of one byte.
+pub(in crate::backends) fn quantised_program<T: Element>(
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+    workspace_bytes: usize,
+) -> Result<StepProgram<T>> {
+    check_quantised_latents(first)?;
+    program(step, first, workspace_bytes)
 }
 
 /// A program of latent attention, whose chunks of cached tokens take at most `workspace_bytes` bytes.

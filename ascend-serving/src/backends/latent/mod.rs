@@ -6,4 +6,4 @@ mod mla;
 mod prefill;
 mod refusals;
 
-pub(super) use mla::{is_batch_invariant, program};
+pub(super) use mla::{is_batch_invariant, program, quantised_program};

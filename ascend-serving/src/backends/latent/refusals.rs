@@ -33,6 +33,22 @@ pub(super) fn latent_inputs<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Resu
     }
 }
 
+/// Refuses other caches than those of latents of one byte.
+pub(super) fn check_quantised_latents<T: Element>(layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
+    let (given, fix) = match layer.quantised {
+        Some(cache) if cache.latent_scale().is_some() => return Ok(()),
+        Some(cache) => (
+            format!("a cache with {}", cache.describe_scales()),
+            "make the cache by `PagedKvCache::latents_as`, or serve keys and values by `Backend::QuantisedDecode`",
+        ),
+        None => (
+            format!("a cache of {}", T::DTYPE),
+            "make the cache by `PagedKvCache::latents_as`, or register `Backend::MLA`",
+        ),
+    };
+    Err(Violation::new(&rules::BACKEND_QUANTISED, given, "a cache of `PagedKvCache::latents_as`", fix))
+}
+
 /// Refuses queries in a form that the layer's cache does not go with.
 pub(super) fn check_form<T: Element>(form: LatentForm<'_, T>, layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
     match (layer.quantised, form) {
@@ -42,12 +58,6 @@ pub(super) fn check_form<T: Element>(form: LatentForm<'_, T>, layer: &LayerTenso
             "quantised queries over latents of 16 bits",
             "absorbed, plain or mixed queries",
             "make the cache by `PagedKvCache::latents_as`, or bring absorbed queries of 16 bits",
-        )),
-        (Some(cache), _) if cache.latent_scale().is_none() => Err(Violation::new(
-            &rules::BACKEND_QUANTISED,
-            "a quantised cache without a scale for the latents of a layer",
-            "a cache of `PagedKvCache::latents_as`",
-            "make the cache by `PagedKvCache::latents_as`, or serve keys and values by `Backend::QuantisedDecode`",
         )),
         (Some(_), LatentForm::Quantised(_) | LatentForm::Plain(_) | LatentForm::QuantisedMixed { .. }) => Ok(()),
         (Some(cache), LatentForm::Absorbed | LatentForm::Mixed { .. }) => Err(Violation::new(
