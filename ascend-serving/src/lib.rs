@@ -74,6 +74,8 @@
 //!   prefixes computed separately ([`SharedPrefixDecode`]) and keys in parts ([`SplitDecode`]), then merged; quantised
 //!   caches; named masks; attention within chunks, by the virtual requests of a [`LocalBatch`]; multi-head latent
 //!   attention, where [`LatentTensors`] defines who projects what.
+//! - [`QuantisedQueries`]: absorbed queries of a byte an element, over latents of a byte
+//!   ([`kv::PagedKvCache::latents_as`]).
 //! - [`Backends::prefer`]: another backend for some layers in some kinds of steps.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
 //! - [`compare_backends`]: two ways to compute the same recorded steps: how far apart, and how long each takes.
@@ -180,15 +182,15 @@ pub mod prelude {
     pub use ascend_attention::prelude::*;
 
     pub use crate::kv::{
-        BlockPool, CacheShape, CacheWrite, ChannelScales, Convolution, PadPolicy, PageTable, PagedKvCache,
+        BlockPool, CacheShape, CacheWrite, ChannelScales, Convolution, LatentScale, PadPolicy, PageTable, PagedKvCache,
         QuantisedType, Sequence, StatePool, StateShape,
     };
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backend,
         Backends, BatchRequest, BatchSettings, Causality, ContextAttention, DraftTree, Drafting, GraphLimits,
         LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, LinearCapture, PrefixCache,
-        RecordedBatch, SharedPrefixDecode, SplitDecode, StatePolicy, Step, StepCall, StepContext, StepProgram,
-        TreeGraphs, TreeRequest, TreeVerification,
+        QuantisedQueries, RecordedBatch, SharedPrefixDecode, SplitDecode, StatePolicy, Step, StepCall, StepContext,
+        StepProgram, TreeGraphs, TreeRequest, TreeVerification,
     };
 }
 

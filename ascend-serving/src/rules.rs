@@ -248,14 +248,15 @@ ascend_attention::spec::library_rules! {
         "let each token see itself; the rule is true for the keys that a token sees, not for those that are hidden";
     BACKEND_QUANTISED = "backend.quantised",
         "a quantised cache goes to the backends that take its scales, and they get no other",
-        "register `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, or make the "
-        "cache by `PagedKvCache::new`";
+        "register `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, over "
+        "latents `Backend::QUANTISED_MLA`, or make the cache by `PagedKvCache::new`";
     BACKEND_MX_FP8 = "backend.mxfp8",
         "the backend of MXFP8 gets causal layers without window and sinks",
         "give such layers a cache of their own with scales of channels or tokens";
     BACKEND_LATENT = "backend.latent",
         "latent attention goes to its own backend, which gets causal layers of it alone",
-        "register `Backend::MLA`, and make its layers by `LayerInputs::latent`";
+        "register `Backend::MLA`, over latents of 8 bits `Backend::QUANTISED_MLA`, and make its layers by "
+        "`LayerInputs::latent` or `LayerInputs::quantised_latent`";
     SPARSE_CHOICE = "sparse.choice",
         "a layer of sparse attention reads keys that were chosen in its own step",
         "choose keys in each step by `SparseStep::choose`, and share a choice among the layers of its step alone";
@@ -321,7 +322,7 @@ ascend_attention::spec::library_rules! {
     LATENT_WORKSPACE = "latent.workspace",
         "the workspace of latent attention holds a cached token of each request, and divides no context into "
         "more chunks than there may be",
-        "give `Backend::Mla` a larger workspace, or make the batch smaller";
+        "give `Backend::Mla` or `Backend::QuantisedMla` a larger workspace, or make the batch smaller";
     BACKEND_CASCADE = "backend.cascade_prefill",
         "a cascade has new tokens behind cached ones, and no window that hides keys",
         "register a backend for packed queries behind this one";

@@ -14,12 +14,13 @@ use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Element, Machine, Runtime, Stream, Tensor, bf16, f16};
 use ascend_serving::kv::{
-    CacheShape, ChannelScales, Convolution, PadPolicy, PagedKvCache, QuantisedType, Sequence, StatePool, StateShape,
+    Cache, CacheShape, ChannelScales, Convolution, LatentScale, PadPolicy, PagedKvCache, QuantisedLayer, QuantisedType,
+    Sequence, StatePool, StateShape,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
     CrossAttention, EncoderAttention, GraphLimits, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask,
-    LinearCapture, NamedMask, StatePolicy,
+    LinearCapture, NamedMask, QuantisedQueries, StatePolicy,
 };
 use ascend_testing::allocations;
 use ascend_testing::harness;
@@ -121,13 +122,28 @@ fn a_decoding_layer_over_latents_allocates_nothing() {
     let shape = CacheShape::latent(LAYERS * MOST_ROUNDS);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK, shape, pad).unwrap();
-    let backends = Backends::none().with(Backend::MLA);
+    over_latents(&stream, cache);
+}
+
+#[test]
+fn a_decoding_layer_over_latents_of_a_byte_allocates_nothing() {
+    let stream = harness::stream();
+    let shape = CacheShape::latent(LAYERS * MOST_ROUNDS).format(Cache::Nz);
+    let scales = vec![LatentScale::new(0.1).unwrap(); shape.layers];
+    let pad = PadPolicy::SkipNegative;
+    let cache = PagedKvCache::latents_as(&stream, 2, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
+    over_latents(&stream, cache);
+}
+
+fn over_latents(stream: &Stream, cache: PagedKvCache<bf16>) {
+    let scale = cache.quantised_layer(0).ok().and_then(QuantisedLayer::latent_scale);
+    let backends = Backends::none().with(Backend::MLA).with(Backend::QUANTISED_MLA);
     let mut engine = Attention::new(AttentionShape::latent(2), cache, backends);
     let sequences = [3, 40].map(|len| {
         let mut sequence = Sequence::new(engine.cache().pool());
-        engine.grow(&stream, &mut sequence, len).unwrap();
+        engine.grow(stream, &mut sequence, len).unwrap();
         engine.cache().mark_computed(&sequence, len).unwrap();
-        engine.grow(&stream, &mut sequence, 1).unwrap();
+        engine.grow(stream, &mut sequence, 1).unwrap();
         sequence
     });
     let batch = sequences.each_ref().map(|s| BatchRequest::of(s, 1));
@@ -140,9 +156,14 @@ fn a_decoding_layer_over_latents_allocates_nothing() {
     let (query, query_rope) = (rows(2, 512), rows(2, 64));
     let (latent, key_rope) = (rows(1, 512), rows(1, 64));
     let tensors = LatentTensors { query_rope: &query_rope, form: LatentForm::Absorbed };
-    let inputs = LayerInputs::latent(&query, &latent, &key_rope, tensors);
+    let quantised = scale
+        .map(|scale| QuantisedQueries::on_host(stream, QuantisedType::Int8, (&query, &query_rope), scale).unwrap());
+    let inputs = match &quantised {
+        Some((queries, divided)) => LayerInputs::quantised_latent(queries, divided, &latent, &key_rope),
+        None => LayerInputs::latent(&query, &latent, &key_rope, tensors),
+    };
     let mut output = Tensor::empty(stream.device(), [2, 2, 512]).unwrap();
-    let mut step = engine.begin(&stream, &metadata).unwrap();
+    let mut step = engine.begin(stream, &metadata).unwrap();
     let mut layer = 0..;
     let latents = in_steady_state(|| {
         for _ in 0..LAYERS {

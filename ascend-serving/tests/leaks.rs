@@ -22,13 +22,14 @@ use ascend_attention::{
 };
 use ascend_emu::Live;
 use ascend_serving::kv::{
-    CacheShape, CacheWrite, ChannelScales, Convolution, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape,
+    Cache, CacheShape, CacheWrite, ChannelScales, Convolution, LatentScale, PadPolicy, PagedKvCache, QuantisedLayer,
+    QuantisedType, Sequence, StatePool, StateShape,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
     Causality, ContextAttention, DraftTree, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup,
-    LayerInputs, LayerMask, LinearCapture, NamedMask, NativeSparse, NativeTensors, PrefixCache, Result,
-    SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, UpProjected, rules,
+    LayerInputs, LayerMask, LinearCapture, NamedMask, NativeSparse, NativeTensors, PrefixCache, QuantisedQueries,
+    Result, SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, UpProjected, rules,
 };
 use ascend_testing::alone::alone;
 use ascend_testing::faults::*;
@@ -103,9 +104,21 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let device = stream.device();
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(device, BLOCKS, 128, CacheShape::latent(1), pad)?;
-    pools.push(cache.pool().clone());
     let row = 512 + 64 + HEADS * (128 + 64 + 128);
-    let mla = Backend::Mla { workspace_bytes: 100 * row * size_of::<bf16>() };
+    over_latents(stream, pools, cache, Backend::Mla { workspace_bytes: 100 * row * size_of::<bf16>() })
+}
+
+/// The same over latents of one byte in an NZ cache, whose queries are quantised.
+fn quantised_latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
+    let (shape, pad) = (CacheShape::latent(1).format(Cache::Nz), PadPolicy::SkipNegative);
+    let scales = [LatentScale::new(0.01)?];
+    let cache = PagedKvCache::latents_as(stream, BLOCKS, 128, shape, pad, QuantisedType::Int8, &scales)?;
+    over_latents(stream, pools, cache, Backend::QUANTISED_MLA)
+}
+
+fn over_latents(stream: &Stream, pools: &mut Pools, cache: PagedKvCache<bf16>, mla: Backend) -> Result<()> {
+    pools.push(cache.pool().clone());
+    let scale = cache.quantised_layer(0).ok().and_then(QuantisedLayer::latent_scale);
     let backends = Backends::none().with(mla);
     let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
@@ -127,8 +140,16 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
         let (query, query_rope) = (rows(HEADS, dim)?, rows(HEADS, 64)?);
         let (latent, key_rope) = (rows(1, 512)?, rows(1, 64)?);
         let tensors = LatentTensors { query_rope: &query_rope, form };
+        let quantised = scale
+            .filter(|_| absorbed)
+            .map(|scale| QuantisedQueries::on_host(stream, QuantisedType::Int8, (&query, &query_rope), scale));
+        let quantised = quantised.transpose()?;
+        let inputs = match &quantised {
+            Some((queries, divided)) => LayerInputs::quantised_latent(queries, divided, &latent, &key_rope),
+            None => LayerInputs::latent(&query, &latent, &key_rope, tensors),
+        };
         let mut step = attention.begin(stream, &metadata)?;
-        let output = step.forward(0, LayerInputs::latent(&query, &latent, &key_rope, tensors))?.clone();
+        let output = step.forward(0, inputs)?.clone();
         drop(step);
         output.download(stream)?;
     }
@@ -557,6 +578,7 @@ tests! {
     steps_of_several_calls: launching;
     ranks: launching;
     latent_steps: launching;
+    quantised_latent_steps: launching;
     drafted_trees: launching;
     graphs: launching;
     captured_steps: launching;

@@ -41,7 +41,10 @@ fn check_reads_latents<T: Element>(
             &rules::BACKEND_LATENT,
             "latents and rotary parts",
             "keys and values",
-            "register `Backend::MLA`",
+            match layer.quantised {
+                None => "register `Backend::MLA`",
+                Some(_) => "register `Backend::QUANTISED_MLA`",
+            },
         )),
     }
 }

@@ -172,8 +172,8 @@ pub enum Backend {
     /// An absorbed call has the latents as keys and as values, one key head, and returns `[N, tokens, 512]`, so that
     /// the projection of the values is one batched product. A plain step has a call for each chunk of the cached
     /// tokens, and merges all by their log-sum-exps. It calls the [`UpProjection`](crate::UpProjection) for its own
-    /// tokens and for each chunk, and returns `[tokens, N, 128]`. It gathers the chunks from caches in which a token's
-    /// row is contiguous, so not from NZ caches.
+    /// tokens and for each chunk, and returns `[tokens, N, 128]`. It copies the chunks out of their
+    /// blocks, and out of those of an NZ cache by GatherPaKvCache, from CANN 8.5 on: such a chunk begins with a block.
     ///
     /// In the [`AttentionShape`](crate::AttentionShape), `kv_heads` is 1 and the scale is that of the whole head,
     /// usually `1 / sqrt(192)` and not `1 / sqrt(512)`: [`AttentionShape::latent`](crate::AttentionShape::latent).
@@ -187,14 +187,38 @@ pub enum Backend {
         /// chunks. The step's own tokens are computed at once, whatever their number.
         workspace_bytes: usize,
     },
+    /// Multi-head latent attention over a cache of latents of one byte an element
+    /// ([`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as)), for causal layers, from CANN 8.5 on.
+    ///
+    /// | queries | step | calls |
+    /// |---|---|---|
+    /// | [quantised](crate::LatentForm::Quantised) | one token a request | BSND_NBSD (over NZ), BNSD_NBSD, mode 0 |
+    /// | quantised | up to 16 tokens a request (drafts) | TND_NTD over the cache, mode 3 |
+    /// | [plain](crate::LatentForm::Plain) | any | as of [`Backend::Mla`], cached latents dequantised |
+    /// | [mixed](crate::LatentForm::QuantisedMixed) | decodes, then prefills | the quantised call, then plain ones |
+    ///
+    /// On Atlas A2 and A3 a request has up to 32 tokens from CANN 9.1 on.
+    ///
+    /// Quantised queries read the step's own latents from the cache, as they were rounded; plain ones have their own in
+    /// 16 bits. The operator rounds the probabilities to the cache's type, too, in each range of keys by their largest.
+    /// Chunks of cached tokens are copied out of NZ caches by GatherPaKvCache, and dequantised as
+    /// [`Backend::QuantisedPrefill`] does. Absorbed queries of 16 bits are refused.
+    QuantisedMla {
+        /// Most bytes of device memory for a chunk of cached tokens and their keys and values, as of
+        /// [`Backend::Mla`]. Over an NZ cache a chunk begins with a block.
+        workspace_bytes: usize,
+    },
 }
 
 impl Backend {
     /// Multi-head latent attention with the usual workspace, of 256 MiB.
     pub const MLA: Self = Self::Mla { workspace_bytes: 256 << 20 };
 
+    /// Latent attention over latents of one byte an element, with the usual workspace, of 256 MiB.
+    pub const QUANTISED_MLA: Self = Self::QuantisedMla { workspace_bytes: 256 << 20 };
+
     /// The backends that a name alone says, with their usual settings.
-    const NAMED: [Self; 13] = [
+    const NAMED: [Self; 14] = [
         Self::Fused,
         Self::FusedInTwo,
         Self::PagedDecode,
@@ -208,6 +232,7 @@ impl Backend {
         Self::QuantisedPrefill,
         Self::MxFp8,
         Self::MLA,
+        Self::QUANTISED_MLA,
     ];
 
     /// Its name, without its settings.
@@ -227,6 +252,7 @@ impl Backend {
             Self::QuantisedPrefill => "quantised_prefill",
             Self::MxFp8 => "mxfp8",
             Self::Mla { .. } => "mla",
+            Self::QuantisedMla { .. } => "quantised_mla",
         }
     }
 
@@ -254,7 +280,8 @@ impl fmt::Display for Backend {
 
 /// Reads a name. The parts of `split_decode` have a number of keys: `split_decode:256` is [`SplitDecode::Tiles`], and
 /// `split_decode:512:8`, with at most 8 of them, [`SplitDecode::Capped`]. `shared_prefix_decode` reads every shared
-/// prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` has its usual workspace ([`Backend::MLA`]).
+/// prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` and `quantised_mla` have their usual workspace
+/// ([`Backend::MLA`], [`Backend::QUANTISED_MLA`]).
 ///
 /// ```
 /// use ascend_serving::{Backend, SplitDecode};
@@ -285,11 +312,11 @@ impl<T: Element> AttentionBackend<T> for Backend {
     }
 
     fn reads_quantised(&self) -> bool {
-        matches!(self, Self::QuantisedDecode | Self::QuantisedPrefill | Self::MxFp8)
+        matches!(self, Self::QuantisedDecode | Self::QuantisedPrefill | Self::MxFp8 | Self::QuantisedMla { .. })
     }
 
     fn reads_latents(&self) -> bool {
-        matches!(self, Self::Mla { .. })
+        matches!(self, Self::Mla { .. } | Self::QuantisedMla { .. })
     }
 
     fn is_batch_invariant(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> bool {
@@ -307,6 +334,7 @@ impl<T: Element> AttentionBackend<T> for Backend {
             | Self::SplitDecode(_)
             | Self::QuantisedDecode
             | Self::QuantisedPrefill
+            | Self::QuantisedMla { .. }
             | Self::MxFp8 => false,
         }
     }
@@ -327,6 +355,7 @@ impl<T: Element> AttentionBackend<T> for Backend {
             Self::QuantisedPrefill => quantised_prefill::program(step, first),
             Self::MxFp8 => mxfp8_attention::program(step, first),
             Self::Mla { workspace_bytes } => latent::program(step, first, *workspace_bytes),
+            Self::QuantisedMla { workspace_bytes } => latent::quantised_program(step, first, *workspace_bytes),
         }
     }
 }

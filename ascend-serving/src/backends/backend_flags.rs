@@ -122,7 +122,8 @@ mod tests {
             Ok(backends.names().collect())
         };
         let all = "fused,fused_in_two,paged_decode,batched_queries,cascade_prefill,shared_prefix_decode,\
-                   prompt_and_incre,chunked_local,named_mask,quantised_decode,quantised_prefill,mxfp8,mla";
+                   prompt_and_incre,chunked_local,named_mask,quantised_decode,quantised_prefill,mxfp8,mla,\
+                   quantised_mla";
         assert_eq!(read(all).unwrap().join(","), all);
         for names in ["fused, split_decode:16", "fused, split_decode:512:8"] {
             assert_eq!(read(names).unwrap(), ["fused", "split_decode"]);

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use ascend_attention::attention::Inputs;
 use ascend_attention::spec::ops::fused_infer_attention_score::{AntiquantMode, FiaCall};
-use ascend_attention::{AnyTensor, DType, Element, Output, Plan, Stream, Tensor};
+use ascend_attention::{AnyTensor, DType, Device, Element, Output, Plan, Stream, Tensor};
 
 use crate::error::Result;
 use crate::kv::{one_key_each, split};
 
-use super::step_context::{StepContext, size};
+use super::step_context::size;
 use super::step_memory::tensor_bytes;
 
 /// Keys or values of a step: quantised, and dequantised to the query's type.
@@ -50,12 +50,11 @@ impl<T: Element> DenseRows<T> {
     /// Prepares `rows` rows of keys or values like these, stored as this type, with the scales of channels or of
     /// tokens.
     pub(super) fn plan(
-        step: &StepContext<'_>,
+        device: &Device,
         rows: usize,
         like: &Tensor<T>,
         (dtype, channels): (DType, Option<&AnyTensor>),
     ) -> Result<Self> {
-        let device = step.stream.device();
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
         let hidden = heads.saturating_mul(dim);
         // All calls have one size, so that one plan serves them.

@@ -6,6 +6,8 @@ use ascend_attention::{Element, Stream, Tensor};
 
 use crate::error::Result;
 
+use super::quantised_queries::QuantisedQueries;
+
 /// The inputs of a layer of multi-head latent attention besides query, latents and rotary keys.
 ///
 /// A token's cached rows are its latent, from which the keys and values of all heads are projected, and the rotary
@@ -28,6 +30,8 @@ pub struct LatentTensors<'a, T: Element> {
 ///   `[N, tokens, 512]`.
 /// - Plain: query and output are `[tokens, N, 128]`; the step calls [`UpProjection`] for the keys and values that it
 ///   needs.
+/// - Quantised: absorbed queries of one byte an element, with a scale for each row and head, over a cache of
+///   [`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as); the output is that of absorbed ones.
 /// - Mixed: the plain queries of the prefills, with their output, and apart the absorbed ones of the decodes, whose
 ///   output is written where the caller wants it.
 ///
@@ -39,6 +43,10 @@ pub struct LatentTensors<'a, T: Element> {
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.
     Absorbed,
+    /// Queries in the space of the latents, of one byte an element. [`LatentTensors::query_rope`] is divided by their
+    /// scales and that of the latents, and the layer has no other queries:
+    /// [`LayerInputs::quantised_latent`](crate::LayerInputs::quantised_latent).
+    Quantised(&'a QuantisedQueries),
     /// Queries in the space of the keys.
     Plain(&'a dyn UpProjection<T>),
     /// Both: the requests that decode come first in the batch
@@ -47,6 +55,16 @@ pub enum LatentForm<'a, T: Element> {
     Mixed {
         /// Queries of the decodes, `[decode tokens, N, 512]`.
         absorbed: &'a Tensor<T>,
+        /// Where the output of the decodes goes, `[N, decode tokens, 512]`.
+        decoded: &'a Tensor<T>,
+        /// The projection for the requests that do not decode.
+        projection: &'a dyn UpProjection<T>,
+    },
+    /// Mixed, with absorbed queries of one byte an element. The rows of the decodes in [`LatentTensors::query_rope`]
+    /// are divided by their scales and that of the latents, the others are not.
+    QuantisedMixed {
+        /// Queries of the decodes, `[decode tokens, N, 512]`.
+        absorbed: &'a QuantisedQueries,
         /// Where the output of the decodes goes, `[N, decode tokens, 512]`.
         decoded: &'a Tensor<T>,
         /// The projection for the requests that do not decode.
@@ -66,8 +84,10 @@ impl<T: Element> Copy for LatentForm<'_, T> {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LatentFormKind {
     Absorbed,
+    Quantised,
     Plain,
     Mixed,
+    QuantisedMixed,
 }
 
 impl<T: Element> LatentForm<'_, T> {
@@ -75,8 +95,10 @@ impl<T: Element> LatentForm<'_, T> {
     pub(crate) fn kind(&self) -> LatentFormKind {
         match self {
             Self::Absorbed => LatentFormKind::Absorbed,
+            Self::Quantised(_) => LatentFormKind::Quantised,
             Self::Plain(_) => LatentFormKind::Plain,
             Self::Mixed { .. } => LatentFormKind::Mixed,
+            Self::QuantisedMixed { .. } => LatentFormKind::QuantisedMixed,
         }
     }
 }

@@ -6,7 +6,8 @@ use ascend_attention::{AnyTensor, Element, Tensor, Violation};
 
 use crate::batch::LayerMask;
 
-use super::latent_tensors::{LatentForm, LatentTensors};
+use super::latent_tensors::{LatentForm, LatentFormKind, LatentTensors};
+use super::quantised_queries::QuantisedQueries;
 
 /// The inputs of a layer of a step: query, key and value, and for some layers a mask of their own, sinks, or latents.
 /// The tuple `(&query, &key, &value)` converts to the inputs of a layer that has none of these.
@@ -54,7 +55,8 @@ use super::latent_tensors::{LatentForm, LatentTensors};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct LayerInputs<'a, T: Element> {
-    /// Queries; with latents those that the [`LatentForm`](crate::LatentForm) says.
+    /// Queries; with latents those that the [`LatentForm`](crate::LatentForm) says, where they are quantised their
+    /// rotary parts.
     pub query: &'a Tensor<T>,
     /// Keys; with latents the new latents, `[tokens, 1, 512]`.
     pub key: &'a Tensor<T>,
@@ -120,6 +122,21 @@ impl<'a, T: Element> LayerInputs<'a, T> {
         tensors: LatentTensors<'a, T>,
     ) -> Self {
         Self { latent: Some(tensors), ..Self::from((query, latent, key_rope)) }
+    }
+
+    /// The inputs of a layer of multi-head latent attention whose absorbed queries are quantised, over a cache of
+    /// [`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as): new latents `[tokens, 1, 512]`, which are
+    /// quantised as they are written, and rotary keys `[tokens, 1, 64]`, both of BF16. The rotary parts of the queries
+    /// `[tokens, N, 64]` are divided by the scales ([`QuantisedQueries`]); the output is `[N, tokens, 512]`, of BF16.
+    /// [`Backend::QuantisedMla`](crate::Backend::QuantisedMla) computes such layers.
+    pub fn quantised_latent(
+        queries: &'a QuantisedQueries,
+        query_rope: &'a Tensor<T>,
+        latent: &'a Tensor<T>,
+        key_rope: &'a Tensor<T>,
+    ) -> Self {
+        let tensors = LatentTensors { query_rope, form: LatentForm::Quantised(queries) };
+        Self::latent(query_rope, latent, key_rope, tensors)
     }
 
     /// Sets a mask of the layer's own.
@@ -200,17 +217,17 @@ impl<'a, T: Element> LayerInputs<'a, T> {
         }
     }
 
-    /// The rotary parts of a layer's absorbed queries, `None` where the cache has no latents. Latents over another
-    /// cache, inputs without them, and queries in another form break the rule.
+    /// The rotary parts of a layer's queries in this form, an absorbed one; `None` where the cache has no latents.
+    /// Latents over another cache, inputs without them, and queries in another form break the rule.
     pub(crate) fn absorbed_rope(
         &self,
         layer: usize,
-        is_latent: bool,
+        wanted: Option<LatentFormKind>,
         rule: &'static Rule,
     ) -> Result<Option<&'a Tensor<T>>, Violation> {
-        let given = match (&self.latent, is_latent) {
-            (None, false) => return Ok(None),
-            (Some(_), false) => {
+        let given = match (&self.latent, wanted) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => {
                 return Err(Violation::new(
                     rule,
                     format_args!("latents in layer {layer}"),
@@ -218,18 +235,22 @@ impl<'a, T: Element> LayerInputs<'a, T> {
                     "bring query, key and value; latents belong to a cache of latents (`CacheShape::latent`)",
                 ));
             }
-            (Some(LatentTensors { query_rope, form }), true) => match form {
-                LatentForm::Absorbed => return Ok(Some(*query_rope)),
-                other => format!("queries in the form {other:?}"),
-            },
-            (None, true) => "inputs without latents".into(),
+            (Some(LatentTensors { query_rope, form }), Some(wanted)) if form.kind() == wanted => {
+                return Ok(Some(*query_rope));
+            }
+            (Some(LatentTensors { form, .. }), Some(_)) => format!("queries in the form {form:?}"),
+            (None, Some(_)) => "inputs without latents".into(),
         };
-        Err(Violation::new(
-            rule,
-            format_args!("{given} in layer {layer}"),
-            "absorbed queries, latents and rotary parts",
-            "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
-        ))
+        let (allowed, fix) = match wanted {
+            Some(LatentFormKind::Quantised) => {
+                ("quantised queries, latents and rotary parts", "make the inputs by `LayerInputs::quantised_latent`")
+            }
+            _ => (
+                "absorbed queries, latents and rotary parts",
+                "make the inputs by `LayerInputs::latent` with `LatentForm::Absorbed`",
+            ),
+        };
+        Err(Violation::new(rule, format_args!("{given} in layer {layer}"), allowed, fix))
     }
 }
 

@@ -237,6 +237,7 @@ pub(super) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3
     match layer.latent.map(|latent| latent.form) {
         None => [tokens, heads, size(layer.value, 2)],
         Some(LatentForm::Absorbed) => heads_first(layer.query),
+        Some(LatentForm::Quantised(queries)) => heads_first(queries.query()),
         Some(_) => [tokens, heads, dim],
     }
 }

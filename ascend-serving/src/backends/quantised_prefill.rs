@@ -101,8 +101,8 @@ pub(super) fn program<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'
     let dtype = cache.stored().dtype();
     let [keys, values] = channel_scales(cache);
     let dense = [
-        DenseRows::plan(step, rows, first.key, (dtype, keys))?,
-        DenseRows::plan(step, rows, first.value, (dtype, values))?,
+        DenseRows::plan(step.stream.device(), rows, first.key, (dtype, keys))?,
+        DenseRows::plan(step.stream.device(), rows, first.value, (dtype, values))?,
     ];
     let [key, value] = packed(&dense, rows, first)?;
     let masks = step.stream.device().masks();

@@ -37,7 +37,7 @@ pub struct Backends<T: Element> {
 }
 
 /// The backends of every kind of step, those that copy nothing first.
-const STANDARD: [Backend; 10] = [
+const STANDARD: [Backend; 11] = [
     Backend::Fused,
     Backend::PagedDecode,
     Backend::BatchedQueries,
@@ -47,6 +47,7 @@ const STANDARD: [Backend; 10] = [
     Backend::QuantisedPrefill,
     Backend::MxFp8,
     Backend::MLA,
+    Backend::QUANTISED_MLA,
     Backend::PromptAndIncre,
 ];
 
@@ -112,8 +113,8 @@ impl<T: Element> Backends<T> {
     /// [`Backend::ChunkedLocal`](crate::Backend::ChunkedLocal),
     /// [`Backend::QuantisedDecode`](crate::Backend::QuantisedDecode),
     /// [`Backend::QuantisedPrefill`](crate::Backend::QuantisedPrefill), [`Backend::MxFp8`](crate::Backend::MxFp8),
-    /// [`Backend::Mla`](crate::Backend::Mla) and [`Backend::PromptAndIncre`](crate::Backend::PromptAndIncre); on the
-    /// Atlas inference series the last one alone.
+    /// [`Backend::Mla`](crate::Backend::Mla), [`Backend::QuantisedMla`](crate::Backend::QuantisedMla) and
+    /// [`Backend::PromptAndIncre`](crate::Backend::PromptAndIncre); on the Atlas inference series the last one alone.
     ///
     /// Others are added behind ([`Backends::with`]), or go in front by appending these to them ([`Backends::append`]):
     /// those that divide keys or share prefixes.

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest};
+use ascend_attention::attention::{BlockTable, CallLengths, Cumulative, Inputs, PerRequest, Quantisation};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Element, FusedInferAttention, InnerPrecise, Mask, Tensor};
+use ascend_attention::{AnyTensor, Element, FusedInferAttention, InnerPrecise, Mask, Tensor};
 
 use crate::batch::{MaskedRequest, NamedMask};
 use crate::causality::Causality;
@@ -48,8 +48,14 @@ pub(super) enum CallKeys {
     Blocks(Vec<Vec<usize>>),
 }
 
-/// A call's queries in a layer, and their rotary parts where it has latents.
-pub(super) type CallQueries<T> = (Tensor<T>, Option<Tensor<T>>);
+/// A call's queries in a layer.
+pub(super) struct CallQueries {
+    query: AnyTensor,
+    /// Their rotary parts, where the layer has latents.
+    rope: Option<AnyTensor>,
+    /// The scales of quantised ones.
+    scale: Option<Tensor<f32>>,
+}
 
 /// The mask of a call.
 #[derive(Clone, Debug)]
@@ -236,7 +242,7 @@ impl StepCall {
     }
 
     /// The call's rows of a packed tensor `[tokens, N, D]`, in the axes of its layout.
-    fn view<T: Element>(&self, packed: &Tensor<T>) -> Result<Tensor<T>> {
+    fn view(&self, packed: &AnyTensor) -> Result<AnyTensor> {
         match &self.rows {
             Some(rows) => self.axes(&packed.narrow(0, rows.clone())?),
             None => self.axes(packed),
@@ -244,7 +250,7 @@ impl StepCall {
     }
 
     /// The call's rows `[tokens, N, D]` in the axes of its layout.
-    fn axes<T: Element>(&self, rows: &Tensor<T>) -> Result<Tensor<T>> {
+    fn axes(&self, rows: &AnyTensor) -> Result<AnyTensor> {
         let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(rows, axis));
         let requests = self.sequences();
         let each = tokens.checked_div(requests).unwrap_or(0);
@@ -256,24 +262,38 @@ impl StepCall {
         })
     }
 
-    /// The call's queries in a layer, and their rotary parts where it has latents.
-    pub(super) fn queries<T: Element>(&self, layer: &LayerTensors<'_, T>) -> Result<CallQueries<T>> {
+    /// The scales `[tokens, N]` of the call's queries in the axes of its layout.
+    fn scale_axes(&self, scale: &Tensor<f32>) -> Result<Tensor<f32>> {
+        let [tokens, heads] = [0, 1].map(|axis| size(scale, axis));
+        let requests = self.sequences();
+        let each = tokens.checked_div(requests).unwrap_or(0);
+        Ok(match self.layout {
+            Layout::Bsh | Layout::Bsnd => scale.reshape([requests, each, heads])?,
+            Layout::Bnsd => scale.reshape([tokens, heads, 1])?,
+            _ => scale.clone(),
+        })
+    }
+
+    /// The call's queries in a layer.
+    pub(super) fn queries<T: Element>(&self, layer: &LayerTensors<'_, T>) -> Result<CallQueries> {
         let Some(latent) = layer.latent else {
-            return Ok((self.view(layer.query)?, None));
+            return Ok(CallQueries { query: self.view(layer.query)?, rope: None, scale: None });
         };
-        let query = match latent.form {
-            LatentForm::Mixed { absorbed, .. } => self.axes(absorbed)?,
-            _ => self.view(layer.query)?,
+        let query = match (layer.quantised_queries(), latent.form) {
+            (Some(queries), _) => self.axes(queries.query())?,
+            (None, LatentForm::Mixed { absorbed, .. }) => self.axes(absorbed)?,
+            (None, _) => self.view(layer.query)?,
         };
-        Ok((query, Some(self.view(latent.query_rope)?)))
+        let scale = layer.quantised_queries().map(|queries| self.scale_axes(queries.scale()));
+        Ok(CallQueries { query, rope: Some(self.view(latent.query_rope)?), scale: scale.transpose()? })
     }
 
     /// Where the call writes in a layer whose output is this.
     pub(super) fn target<T: Element>(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<Tensor<T>> {
-        let heads_first = match layer.latent.map(|latent| latent.form) {
-            None => return self.view(output),
-            Some(LatentForm::Mixed { decoded, .. }) => decoded,
-            Some(_) => output,
+        let heads_first = match (layer.latent, layer.mixed()) {
+            (None, _) => return Ok(self.view(output)?.typed()?),
+            (Some(_), Some((_, decoded))) => decoded,
+            (Some(_), None) => output,
         };
         let [heads, tokens, dim] = [0, 1, 2].map(|axis| size(heads_first, axis));
         let requests = self.sequences();
@@ -288,19 +308,30 @@ impl StepCall {
     pub(super) fn inputs<'a, T: Element>(
         &self,
         layer: &LayerTensors<'a, T>,
-        (query, query_rope): &'a CallQueries<T>,
+        queries: &'a CallQueries,
         table: &'a BlockTable,
     ) -> Inputs<'a, T> {
-        let of_tensors = |key: &'a Tensor<T>, value: &'a Tensor<T>| match query_rope {
-            None => Inputs::new(query, key, value),
-            Some(rope) => Inputs::new(query, key, key).rope(rope, value),
+        let CallQueries { query, rope, scale } = queries;
+        let of_tensors = |key: &'a Tensor<T>, value: &'a Tensor<T>| match rope {
+            None => Inputs::of_any(query, key, value),
+            Some(rope) => Inputs::of_any(query, key, key).rope_of_any(rope, value),
         };
         let inputs = match (&self.keys, layer.quantised) {
             (CallKeys::Own, _) => of_tensors(layer.key, layer.value),
             (_, None) => of_tensors(&layer.cache.key, &layer.cache.value).paged(table),
-            (_, Some(quantised)) => Inputs::new(query, quantised.key(), quantised.value())
-                .paged(table)
-                .quantisation(quantised.quantisation().unwrap_or_default()),
+            (_, Some(cache)) => match (rope, scale, cache.latent_factor()) {
+                (Some(rope), Some(scale), Some(factor)) => Inputs::of_any(query, cache.key(), cache.key())
+                    .rope_of_any(rope, cache.value())
+                    .paged(table)
+                    .quantisation(Quantisation::Latent {
+                        dequant_scale_query: scale,
+                        key_scale: factor,
+                        value_scale: factor,
+                    }),
+                _ => Inputs::of_any(query, cache.key(), cache.value())
+                    .paged(table)
+                    .quantisation(cache.quantisation().unwrap_or_default()),
+            },
         };
         match self.takes_sinks {
             true => layer.with_sink(inputs),

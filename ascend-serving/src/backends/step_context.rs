@@ -13,6 +13,7 @@ use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
 use crate::rules;
 
 use super::latent_tensors::{LatentForm, LatentFormKind, LatentTensors};
+use super::quantised_queries::QuantisedQueries;
 
 /// The heads of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -225,7 +226,8 @@ pub struct StepContext<'a> {
 pub struct LayerTensors<'a, T: Element> {
     /// Number of the layer, from 0 on, as the cache counts them.
     pub layer: usize,
-    /// Queries of the step, packed: `[tokens, N, D]`.
+    /// Queries of the step, packed: `[tokens, N, D]`. Beside [quantised ones](LatentForm::Quantised) their rotary
+    /// parts.
     pub query: &'a Tensor<T>,
     /// Keys of the step, packed: `[tokens, Nkv, D]`.
     pub key: &'a Tensor<T>,
@@ -255,10 +257,23 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 
     /// The queries, by name: over latents with their rotary parts, and apart those that are absorbed.
-    pub(crate) fn queries(&self) -> impl Iterator<Item = (&'static str, &'a Tensor<T>)> + Clone + use<'a, T> {
-        let rope = self.latent.map(|latent| ("query_rope", latent.query_rope));
+    pub(crate) fn queries(&self) -> impl Iterator<Item = (&'static str, &'a AnyTensor)> + Clone + use<'a, T> {
+        let query = match self.latent.map(|latent| latent.form) {
+            Some(LatentForm::Quantised(queries)) => queries.query(),
+            _ => self.query,
+        };
+        let scale = self.quantised_queries().map(|queries| ("scale", &**queries.scale()));
+        let rope = self.latent.map(|latent| ("query_rope", &**latent.query_rope));
         let absorbed = self.mixed().map(|(absorbed, _)| ("absorbed", absorbed));
-        [Some(("query", self.query)), rope, absorbed].into_iter().flatten()
+        [Some(("query", query)), rope, absorbed, scale].into_iter().flatten()
+    }
+
+    /// The absorbed queries of one byte an element.
+    pub(crate) fn quantised_queries(&self) -> Option<&'a QuantisedQueries> {
+        match self.latent?.form {
+            LatentForm::Quantised(queries) | LatentForm::QuantisedMixed { absorbed: queries, .. } => Some(queries),
+            LatentForm::Absorbed | LatentForm::Plain(_) | LatentForm::Mixed { .. } => None,
+        }
     }
 
     /// The form of the queries over latents.
@@ -267,10 +282,11 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     }
 
     /// The absorbed queries of a mixed step, and where their output goes.
-    pub(super) fn mixed(&self) -> Option<(&'a Tensor<T>, &'a Tensor<T>)> {
+    pub(crate) fn mixed(&self) -> Option<(&'a AnyTensor, &'a Tensor<T>)> {
         match self.latent?.form {
             LatentForm::Mixed { absorbed, decoded, .. } => Some((absorbed, decoded)),
-            LatentForm::Absorbed | LatentForm::Plain(_) => None,
+            LatentForm::QuantisedMixed { absorbed, decoded, .. } => Some((absorbed.query(), decoded)),
+            LatentForm::Absorbed | LatentForm::Quantised(_) | LatentForm::Plain(_) => None,
         }
     }
 
@@ -289,8 +305,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
         ];
         let sink = self.learnable_sink.map(|sink| ("learnable_sink", sink));
         let stored = stored.into_iter().flatten().flatten().map(|tensor| ("the cache", tensor));
-        let queries = self.queries().map(|(name, query)| (name, &**query));
-        let read = queries.chain(own).chain(sink).chain(stored);
+        let read = self.queries().chain(own).chain(sink).chain(stored);
         let decoded = self.mixed().map(|(_, decoded)| ("decoded", &**decoded));
         if let Some((name, decoded)) = decoded {
             apart(name, decoded, read.clone())?;
@@ -328,11 +343,12 @@ pub(super) fn check_quantised_mask(step: &StepContext<'_>) -> Result<(), Violati
 pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Result<&'a QuantisedLayer, Violation> {
     match layer.quantised {
         Some(layer_cache) if layer_cache.is_dequantised_by_fused() => Ok(layer_cache),
-        Some(_) => Err(Violation::new(
+        Some(layer_cache) => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
-            "a cache of MXFP8",
+            format_args!("a cache with {}", layer_cache.describe_scales()),
             "a quantised cache with scales of channels or tokens",
-            "register `Backend::MxFp8`, or make the cache by `PagedKvCache::quantised_as`",
+            "register `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA` over latents, or make the cache by \
+             `PagedKvCache::quantised_as`",
         )),
         None => Err(Violation::new(
             &rules::BACKEND_QUANTISED,

@@ -7,7 +7,9 @@ use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::mask::HostMask;
 use ascend_attention::merge::{MergeState, Part, RowMergePlan};
 use ascend_attention::spec::Layout;
-use ascend_attention::{Device, Element, FusedInferAttention, Mask, Output, Plan, Queue, Stream, Tensor, Violation};
+use ascend_attention::{
+    AnyTensor, Device, Element, FusedInferAttention, Mask, Output, Plan, Queue, Stream, Tensor, Violation,
+};
 
 use crate::error::{Error, Result};
 use crate::rules;
@@ -238,7 +240,7 @@ impl<T: Element> StepPlan<T> {
     /// Refuses queries of other shapes than were planned, outputs of other shapes than these have, and outputs over
     /// memory that the layer reads. Nothing has run then.
     fn check_tensors(&self, layer: &LayerTensors<'_, T>, output: &Tensor<T>) -> Result<()> {
-        let check = |name: &'static str, tensor: &Tensor<T>, planned: &[usize]| match tensor.shape() {
+        let check = |name: &'static str, tensor: &AnyTensor, planned: &[usize]| match tensor.shape() {
             given if given == planned => Ok(()),
             given => Err(Error::not_as_planned(name, format_args!("{given:?}"), format_args!("{planned:?}"))),
         };

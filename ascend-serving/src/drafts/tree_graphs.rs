@@ -195,6 +195,7 @@ impl TreeVerification {
             tensors: GraphTensors {
                 query: tensor(rows.query)?,
                 query_rope: rows.query_rope.map(tensor).transpose()?,
+                quantised_query: None,
                 key: tensor(rows.key)?,
                 value: tensor(rows.value)?,
                 output: tensor(rows.output)?,

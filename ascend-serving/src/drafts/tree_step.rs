@@ -6,7 +6,7 @@ use ascend_attention::attention::{BlockTable, CallLengths, PerRequest};
 use ascend_attention::merge::{Part, PartsOfRows, RowMergePlan};
 use ascend_attention::{Element, Output, Plan, Stream, Tensor, Violation};
 
-use crate::backends::{LayerInputs, RefusedBackend, names_of_keys, size};
+use crate::backends::{LatentFormKind, LayerInputs, RefusedBackend, names_of_keys, size};
 use crate::error::Result;
 use crate::graphs::{GraphTensors, Replays};
 use crate::kv::{LayerCache, PageTable, PagedKvCache, QueuedLayers, StepLease, no_layer};
@@ -343,8 +343,9 @@ fn check_inputs<'i, T: Element>(
     is_latent: bool,
 ) -> Result<Option<&'i Tensor<T>>, Violation> {
     inputs.check_own_keys(layer, &rules::DRAFT_INPUTS)?;
+    let form = is_latent.then_some(LatentFormKind::Absorbed);
     let own = match (inputs.mask, inputs.learnable_sink) {
-        (None, None) => return inputs.absorbed_rope(layer, is_latent, &rules::DRAFT_INPUTS),
+        (None, None) => return inputs.absorbed_rope(layer, form, &rules::DRAFT_INPUTS),
         (Some(mask), _) => format!("a layer's own mask, {mask},"),
         (None, Some(sink)) => format!("sinks {:?}", sink.shape()),
     };

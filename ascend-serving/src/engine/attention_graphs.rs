@@ -100,7 +100,8 @@ impl<T: Element> Attention<T> {
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
     /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), which over latents serve causal layers without sinks alone
     /// ([`BACKEND_LATENT`](crate::rules::BACKEND_LATENT));
-    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels;
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels
+    /// or latents;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
     /// stream of another device, or a scale that is not above 0 or not finite;
     /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) if the cache does not have a block for each request of the
@@ -144,7 +145,7 @@ impl<T: Element> Attention<T> {
             let layers = layers.map(|(own, layer)| {
                 let mask = mask(*layer).into();
                 group.check_mask(&mask)?;
-                Ok((mask, preferred(own)))
+                Ok((mask, preferred(own), group.shape_of(own)))
             });
             let layers = layers.collect::<Result<Vec<_>>>()?;
             let causality = group.fixed_causality();

@@ -205,7 +205,7 @@ impl<T: Element> LayerGroup<T> {
     ) -> Result<BackendChoice> {
         metadata.check_mask(mask)?;
         let block_table = self.cache.block_table(stream, metadata.table())?;
-        let shape = self.shape;
+        let shape = self.shape_of(layer);
         let rows = |heads, dim| Tensor::<T>::empty(stream.device(), [metadata.tokens(), heads, dim]);
         let query = rows(shape.heads, shape.head_dim)?;
         let key = rows(shape.kv_heads, shape.head_dim)?;

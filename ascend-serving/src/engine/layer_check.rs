@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ascend_attention::{AnyTensor, Device, Element, Tensor, Violation};
+use ascend_attention::{AnyTensor, Device, Element, Violation};
 
 use crate::backends::{
     LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, apart, names_of_keys, size,
@@ -51,7 +51,7 @@ impl InputKinds {
 pub(crate) fn check_layer<T: Element>(step: &StepContext<'_>, layer: &LayerTensors<'_, T>) -> Result<()> {
     let device = step.stream.device();
     let [key, value] = names_of_keys(layer.latent.is_some());
-    let keys = [(key, layer.key), (value, layer.value)];
+    let keys = [(key, &**layer.key), (value, &**layer.value)];
     for (name, tensor) in layer.queries().chain(keys) {
         tensor.check_device(name, device)?;
     }
@@ -74,7 +74,7 @@ pub(crate) fn check_layer<T: Element>(step: &StepContext<'_>, layer: &LayerTenso
     }
     let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);
     let wanted = [(heads, Some(dim)), (kv_heads, Some(dim)), (kv_heads, None)];
-    for ((name, tensor), (heads, dim)) in [("query", layer.query)].into_iter().chain(keys).zip(wanted) {
+    for ((name, tensor), (heads, dim)) in [("query", &**layer.query)].into_iter().chain(keys).zip(wanted) {
         rows.check(name, tensor, Some(layer.layer), heads, dim)?;
     }
     Ok(())
@@ -89,12 +89,28 @@ fn check_latent<T: Element>(
 ) -> Result<()> {
     let CacheShape { key_dim: latent_dim, value_dim: rope_dim, kv_heads, .. } = CacheShape::latent(1);
     let (heads, plain_dim) = (step.shape.heads, step.shape.head_dim.saturating_sub(rope_dim));
-    let check =
-        |rows: StepRows, name, tensor, heads, dim| rows.check(name, tensor, Some(layer.layer), heads, Some(dim));
+    let check = |rows: StepRows, name, tensor: &AnyTensor, heads, dim| {
+        rows.check(name, tensor, Some(layer.layer), heads, Some(dim))
+    };
     match latent.form {
         LatentForm::Absorbed => check(rows, "query", layer.query, heads, latent_dim)?,
+        LatentForm::Quantised(queries) => {
+            check(rows, "query", queries.query(), heads, latent_dim)?;
+            if layer.query.as_raw() != latent.query_rope.as_raw() {
+                return Err(Violation::new(
+                    &rules::STEP_HEADS,
+                    format_args!("a query {:?} beside quantised ones in layer {}", layer.query.shape(), layer.layer),
+                    "the rotary parts of the quantised queries in its place",
+                    "make the inputs by `LayerInputs::quantised_latent`",
+                )
+                .into());
+            }
+        }
         LatentForm::Plain(_) => check(rows, "query", layer.query, heads, plain_dim)?,
-        LatentForm::Mixed { absorbed, decoded, .. } => {
+        LatentForm::Mixed { .. } | LatentForm::QuantisedMixed { .. } => {
+            let Some((absorbed, decoded)) = layer.mixed() else {
+                return Ok(());
+            };
             let metadata = step.metadata;
             if metadata.decodes() == 0 || metadata.prefills() == 0 || !metadata.decodes_lead() {
                 // No backend computes mixed queries of such a step, which it says.
@@ -164,10 +180,10 @@ pub(crate) struct StepRows {
 impl StepRows {
     /// Refuses a tensor, of a layer if there are several, with other rows, other heads, or another head dimension where
     /// there is only one, and one that is not contiguous.
-    pub(crate) fn check<T: Element>(
+    pub(crate) fn check(
         self,
         name: &str,
-        tensor: &Tensor<T>,
+        tensor: &AnyTensor,
         layer: Option<usize>,
         heads: usize,
         dim: Option<usize>,

@@ -17,6 +17,8 @@ pub struct LayerGroup<T: Element> {
     /// `None` where each step says which keys its tokens see.
     pub(super) causality: Option<Causality>,
     pub(super) shape: AttentionShape,
+    /// The factor of the scores of each layer, in the order of the cache; empty where all have that of the heads.
+    pub(super) scales: Vec<f64>,
     pub(super) cache: PagedKvCache<T>,
     pub(super) backends: Backends<T>,
 }
@@ -42,7 +44,7 @@ impl<T: Element> LayerGroup<T> {
         backends: Backends<T>,
     ) -> Self {
         let layers = layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).collect();
-        Self { layers, causality: Some(causality), shape, cache, backends }
+        Self { layers, causality: Some(causality), shape, scales: Vec::new(), cache, backends }
     }
 
     /// The layers, as the model numbers them.
@@ -55,9 +57,17 @@ impl<T: Element> LayerGroup<T> {
         self.causality.unwrap_or_default()
     }
 
-    /// The heads.
+    /// The heads. Layers may have [scales of their own](crate::Attention::layer_scales).
     pub fn shape(&self) -> AttentionShape {
         self.shape
+    }
+
+    /// The heads of a layer, as the cache numbers it, with its scale.
+    pub(crate) fn shape_of(&self, layer: usize) -> AttentionShape {
+        match self.scales.get(layer) {
+            Some(scale) => self.shape.scale(*scale),
+            None => self.shape,
+        }
     }
 
     /// The cache.

@@ -14,6 +14,7 @@ mod element_place;
 mod encoder_attention;
 mod layer_check;
 mod layer_group;
+mod layer_scales;
 mod leased_states;
 mod linear_buffers;
 mod linear_calls;

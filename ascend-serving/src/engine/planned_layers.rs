@@ -37,10 +37,12 @@ pub(super) struct GroupStep<'a, T: Element> {
     keys_of: Vec<Option<[usize; 2]>>,
 }
 
-/// The plan of the layers that have the same mask, make the step one of the same kind and prefer the same backend.
+/// The plan of the layers that have the same mask and scale, make the step one of the same kind and prefer the same
+/// backend.
 #[derive(Debug)]
 struct LayerPlan<T: Element> {
     mask: LayerMask,
+    scale: f64,
     state: AttentionState,
     shares_keys: bool,
     plan: PreferredPlan<T>,
@@ -127,7 +129,7 @@ impl<'a, T: Element> GroupStep<'a, T> {
             }),
         };
         let mask = inputs.mask.unwrap_or(metadata.mask());
-        let shape = layers.shape;
+        let shape = layers.shape_of(place.layer);
         let context = StepContext { stream, shape, metadata, mask, block_table, recorded: false, shares_keys };
         // Clones of the handles, since writing borrows the cache mutably.
         let (layer_cache, quantised) = layers.cache.tensors(place.layer)?;
@@ -150,7 +152,8 @@ impl<'a, T: Element> GroupStep<'a, T> {
                 true => !known.plan.selected.plan.reads_own_keys(),
                 false => !known.shares_keys,
             };
-            fits && known.mask == *mask && known.state == state && known.plan.preferred == preferred
+            let is_alike = known.mask == *mask && known.scale == shape.scale && known.state == state;
+            fits && is_alike && known.plan.preferred == preferred
         };
         let at = match planned.iter().position(is_own) {
             Some(at) => at,
@@ -161,7 +164,8 @@ impl<'a, T: Element> GroupStep<'a, T> {
                 let input_kinds = InputKinds::of(&tensors);
                 let plans = layers.backends.plan_layers(&context, &tensors, layers.cache.shape().layers)?;
                 // That of this layer is the first of them.
-                let of_layers = |plan| LayerPlan { mask: mask.clone(), state, shares_keys, plan, input_kinds };
+                let (mask, scale) = (mask.clone(), shape.scale);
+                let of_layers = |plan| LayerPlan { mask: mask.clone(), scale, state, shares_keys, plan, input_kinds };
                 planned.extend(plans.into_iter().map(of_layers));
                 at
             }
@@ -201,7 +205,7 @@ impl<'a, T: Element> GroupStep<'a, T> {
 /// mixed steps, project the step's own.
 fn check_cached_latents<T: Element>(layer: usize, form: Option<LatentForm<'_, T>>) -> Result<(), Violation> {
     match form {
-        None | Some(LatentForm::Absorbed) => Ok(()),
+        None | Some(LatentForm::Absorbed | LatentForm::Quantised(_)) => Ok(()),
         Some(form) => Err(Violation::new(
             &rules::STEP_SHARED_KEYS,
             format_args!("shared latents of layer {layer} for queries in the form {:?}", form.kind()),

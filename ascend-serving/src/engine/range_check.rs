@@ -6,7 +6,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use ascend_attention::{Element, HostBuffer, Number, RangeReport, Stream, Tensor, Transfer};
+use ascend_attention::{AnyTensor, Element, HostBuffer, Number, RangeReport, Stream, Tensor, Transfer};
 
 use crate::backends::{LatentForm, LatentTensors, size};
 use crate::batch::AttentionMetadata;
@@ -174,25 +174,28 @@ pub(crate) fn latent_tensors<'a, T: Element>(
     use LayerTensor::{Key, Output, Query, QueryRope, Value};
     let packed = CheckedTensor::packed;
     let heads_first = |elements| CheckedTensor { order: TokenOrder::HeadsFirst, ..packed(Output, elements) };
-    let (leading, query, output) = match tensors.form {
-        LatentForm::Absorbed => (None, packed(Query, query), heads_first(output)),
-        LatentForm::Plain(_) => (None, packed(Query, query), packed(Output, output)),
-        LatentForm::Mixed { absorbed, decoded, .. } => {
-            let behind = |checked| CheckedTensor { first_token: size(absorbed, 0), ..checked };
-            (
-                Some([packed(Query, absorbed), heads_first(decoded)]),
-                behind(packed(Query, query)),
-                behind(packed(Output, output)),
-            )
-        }
-    };
-    let [absorbed, decoded] = match leading {
-        Some(tensors) => tensors.map(Some),
-        None => [None; 2],
+    // The bytes of quantised queries are numbers of any size.
+    let behind = |absorbed: &AnyTensor, checked| CheckedTensor { first_token: size(absorbed, 0), ..checked };
+    let (absorbed, query, decoded, output) = match tensors.form {
+        LatentForm::Absorbed => (None, Some(packed(Query, query)), None, heads_first(output)),
+        LatentForm::Quantised(_) => (None, None, None, heads_first(output)),
+        LatentForm::Plain(_) => (None, Some(packed(Query, query)), None, packed(Output, output)),
+        LatentForm::Mixed { absorbed, decoded, .. } => (
+            Some(packed(Query, absorbed)),
+            Some(behind(absorbed, packed(Query, query))),
+            Some(heads_first(decoded)),
+            behind(absorbed, packed(Output, output)),
+        ),
+        LatentForm::QuantisedMixed { absorbed, decoded, .. } => (
+            None,
+            Some(behind(absorbed.query(), packed(Query, query))),
+            Some(heads_first(decoded)),
+            behind(absorbed.query(), packed(Output, output)),
+        ),
     };
     [
         absorbed,
-        Some(query),
+        query,
         Some(packed(QueryRope, tensors.query_rope)),
         Some(packed(Key, latent)),
         Some(packed(Value, key_rope)),

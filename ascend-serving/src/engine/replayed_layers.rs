@@ -95,8 +95,8 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         let tensors = self.tensors(place)?;
         self.check_inputs(layer, place, inputs)?;
         inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
-        let is_latent = tensors.query_rope.is_some();
-        let query_rope = inputs.absorbed_rope(layer, is_latent, &rules::GRAPH_INPUTS)?;
+        let form = tensors.latent().map(|latent| latent.form.kind());
+        let query_rope = inputs.absorbed_rope(layer, form, &rules::GRAPH_INPUTS)?;
         let rows = StepRows {
             actual: self.actual,
             padded: self.padded,
@@ -105,11 +105,12 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         };
         let places = tensors.places(inputs, query_rope);
         let check =
-            |(name, from, to): (_, _, &Tensor<T>)| rows.check(name, from, Some(layer), size(to, 1), Some(size(to, 2)));
+            |(name, from, to): (_, _, &AnyTensor)| rows.check(name, from, Some(layer), size(to, 1), Some(size(to, 2)));
         places.clone().try_for_each(check)?;
         if let Some(output) = into {
-            let own = places.map(|(_, _, to)| to).chain([&tensors.output]);
-            let own = own.map(|own| ("that of the graph", &**own));
+            let scale = tensors.quantised_query.as_ref().map(|queries| &**queries.scale());
+            let own = places.map(|(_, _, to)| to).chain([&*tensors.output]).chain(scale);
+            let own = own.map(|own| ("that of the graph", own));
             check_output("output", output, (stream.device(), tensors.output.shape()), own)?;
             let cache = self.caches.get(place.group).and_then(|layers| layers.get(place.layer));
             let (cache, quantised) = cache.ok_or_else(|| self.missing(place))?;

@@ -6,7 +6,9 @@ use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{AttentionShape, Backends, LayerTensors, RecordedBackend, StepContext, checked_program};
+use crate::backends::{
+    AttentionShape, Backends, LayerTensors, QuantisedQueries, RecordedBackend, StepContext, checked_program,
+};
 use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, Drafting, LayerMask, MaskedRequest, StatePolicy};
 use crate::causality::Causality;
 use crate::error::{Error, Result};
@@ -19,13 +21,26 @@ use crate::rules;
 use super::graph_limits::{GraphLimits, RowsPerRequest};
 use super::graph_tensors::{CachedLayer, CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
 
-/// The captured layers of a group that have the same mask and prefer the same backend.
+/// The captured layers of a group that have the same mask and scale and prefer the same backend.
 #[derive(Clone, Debug)]
 struct AlikeLayers {
     mask: LayerMask,
     preferred: Option<&'static str>,
+    heads: AttentionShape,
     /// The first of them.
     first: usize,
+}
+
+impl AlikeLayers {
+    fn context<'a>(
+        &'a self,
+        stream: &'a Stream,
+        metadata: &'a AttentionMetadata,
+        block_table: &'a BlockTable,
+    ) -> StepContext<'a> {
+        let (shape, mask) = (self.heads, &self.mask);
+        StepContext { stream, shape, metadata, mask, block_table, recorded: true, shares_keys: false }
+    }
 }
 
 /// Captured layers that share a cache.
@@ -47,13 +62,13 @@ pub(crate) struct CapturedGroup {
 }
 
 impl CapturedGroup {
-    /// A group of layers over a cache, each with its mask and the backend that it prefers. Where sequences give back
-    /// the tokens before a window, the limit of keys is lowered to what the window needs.
+    /// A group of layers over a cache, each with its mask, the backend that it prefers and its heads. Where sequences
+    /// give back the tokens before a window, the limit of keys is lowered to what the window needs.
     pub(crate) fn new<T: Element>(
         cache: &PagedKvCache<T>,
         heads: AttentionShape,
         causality: Option<Causality>,
-        layers: impl Iterator<Item = (LayerMask, Option<&'static str>)>,
+        layers: impl Iterator<Item = (LayerMask, Option<&'static str>, AttentionShape)>,
         limits: &GraphLimits,
     ) -> Self {
         let pool = cache.pool();
@@ -70,11 +85,13 @@ impl CapturedGroup {
         });
         let mut alike: Vec<AlikeLayers> = Vec::new();
         let mut program_of = Vec::new();
-        for (layer, (mask, preferred)) in layers.enumerate() {
-            let known = alike.iter().position(|known| known.mask == mask && known.preferred == preferred);
+        for (layer, (mask, preferred, heads)) in layers.enumerate() {
+            let is_alike =
+                |known: &AlikeLayers| known.mask == mask && known.preferred == preferred && known.heads == heads;
+            let known = alike.iter().position(is_alike);
             program_of.push(known.unwrap_or(alike.len()));
             if known.is_none() {
-                alike.push(AlikeLayers { mask, preferred, first: layer });
+                alike.push(AlikeLayers { mask, preferred, heads, first: layer });
             }
         }
         Self {
@@ -289,26 +306,33 @@ impl CapturedGroup {
             true => (shape.key_dim, Some(shape.value_dim), [heads.heads, rows, shape.key_dim]),
             false => (heads.head_dim, None, [rows, heads.heads, shape.value_dim]),
         };
-        let rope = rope_dim.map(|dim| zeros(heads.heads, dim));
+        let (first, quantised) = cache.tensors(0)?;
+        let query_rope = rope_dim.map(|dim| zeros(heads.heads, dim)).transpose()?;
+        let of_latents = quantised.as_ref().filter(|layer| layer.latent_scale().is_some());
+        let quantised_query =
+            of_latents.map(|layer| QuantisedQueries::zeros(device, layer.stored(), [rows, heads.heads, query_dim]));
+        let quantised_query = quantised_query.transpose()?;
         let tensors = GraphTensors {
-            query: zeros(heads.heads, query_dim)?,
-            query_rope: rope.transpose()?,
+            query: match (&query_rope, &quantised_query) {
+                (Some(rope), Some(_)) => rope.clone(),
+                _ => zeros(heads.heads, query_dim)?,
+            },
+            query_rope,
+            quantised_query,
             key: zeros(shape.kv_heads, shape.key_dim)?,
             value: zeros(shape.kv_heads, shape.value_dim)?,
             output: Tensor::empty(device, output)?,
         };
         let slots = slot_mapping(stream, (pool, shape), padding)?;
         let new = [&tensors.key, &tensors.value];
-        let (first, quantised) = cache.tensors(0)?;
         let (write, quantisers) = match &quantised {
             None => (WriteViews::of(shape, &first, rows, new)?.scatter(shape, &slots)?, None),
             Some(layer) => {
-                let quantised = quantised_rows(device, shape, rows)?;
+                let quantised = quantised_rows(device, &layer.stored_shape(shape), rows)?;
                 // The quantisers of one layer serve all layers: each call takes its layer's scales.
-                let both = layer.channel_quantisers(device, rows, new, quantised.clone())?;
-                let [keys, values] = &quantised;
-                let views = WriteViews::of(shape, &layer.cache, rows, [keys, values])?;
-                (views.scatter(shape, &slots)?, Some(both))
+                let quantisers = layer.device_quantisers(device, rows, new, quantised.clone())?;
+                let views = WriteViews::of(shape, &layer.cache, rows, quantised.each_ref())?;
+                (views.scatter(shape, &slots)?, Some(quantisers))
             }
         };
         let table = BlockTable::zeroed(device, requests, self.columns(), self.limits.block_size)?;
@@ -319,13 +343,13 @@ impl CapturedGroup {
         let state = backends.recorded_state(self.each.0, self.drafting);
         let examples = examples.map(|rows| Ok((rows, self.examples(state, requests, rows)?)));
         let examples: Vec<_> = examples.collect::<Result<_>>()?;
-        let programs = self.alike.iter().map(|AlikeLayers { mask, first: layer, .. }| {
-            let layer = *layer;
+        let programs = self.alike.iter().map(|alike| {
+            let layer = alike.first;
             let (cache, quantised) = cache.tensors(layer)?;
             let sink = sinks.get(layer).copied().flatten();
             let tensors = self.layer_tensors(layer, &tensors, (&cache, quantised.as_ref()), sink);
             let record = |steps: &[&AttentionMetadata]| {
-                let steps = steps.iter().map(|metadata| self.context(stream, metadata, mask, &table));
+                let steps = steps.iter().map(|metadata| alike.context(stream, metadata, &table));
                 backends.record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
             };
             let (recorded, dummy_rows) = self.record_examples(&examples, record)?;
@@ -350,16 +374,6 @@ impl CapturedGroup {
             }
         }
         Ok((record(&alike)?, None))
-    }
-
-    fn context<'a>(
-        &self,
-        stream: &'a Stream,
-        metadata: &'a AttentionMetadata,
-        mask: &'a LayerMask,
-        block_table: &'a BlockTable,
-    ) -> StepContext<'a> {
-        StepContext { stream, shape: self.heads, metadata, mask, block_table, recorded: true, shares_keys: false }
     }
 
     fn layer_tensors<'a, T: Element>(
@@ -404,7 +418,7 @@ impl CapturedGroup {
         match (quantisers, &quantised) {
             (Some(quantisers), Some(layer)) => {
                 let new = layer.quantise(quantisers, capture, new)?;
-                let views = WriteViews::of(&self.shape, &layer.cache, rows, new)?;
+                let views = WriteViews::of(&self.shape, &layer.cache, rows, new.each_ref())?;
                 views.launch(capture, write, slots)?;
             }
             _ => {
@@ -426,11 +440,12 @@ impl CapturedGroup {
     ) -> Result<Vec<ReplayedProgram<T>>> {
         let (table, tensors) = (&buffers.table, &buffers.tensors);
         let programs = self.alike.iter().zip(&buffers.programs);
-        let programs = programs.map(|(AlikeLayers { mask, first, .. }, captured)| {
+        let programs = programs.map(|(alike, captured)| {
             let RecordedBackend { backend, form, plan } = &captured.recorded;
-            let (cache, quantised) = caches.get(*first).ok_or_else(|| no_layer(*first, caches.len()))?;
-            let layer = self.layer_tensors(*first, tensors, (cache, quantised.as_ref()), captured.sink.as_ref());
-            let step = self.context(stream, metadata, mask, table);
+            let first = alike.first;
+            let (cache, quantised) = caches.get(first).ok_or_else(|| no_layer(first, caches.len()))?;
+            let layer = self.layer_tensors(first, tensors, (cache, quantised.as_ref()), captured.sink.as_ref());
+            let step = alike.context(stream, metadata, table);
             let program = checked_program(&**backend, &step, &layer)?;
             form.check_form(&program, backend.name())?;
             let masks = plan.host_masks(&program, table)?;

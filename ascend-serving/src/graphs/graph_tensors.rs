@@ -7,9 +7,11 @@ use ascend_attention::mask::HostMask;
 use ascend_attention::scatter::{ScatterPlan, SlotMapping};
 use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation};
 
-use crate::backends::{LatentForm, LatentTensors, LayerInputs, RecordedBackend, StepProgram, names_of_keys, size};
+use crate::backends::{
+    LatentForm, LatentTensors, LayerInputs, QuantisedQueries, RecordedBackend, StepProgram, names_of_keys, size,
+};
 use crate::error::{Error, Result};
-use crate::kv::{ChannelQuantiser, LayerCache, QuantisedLayer};
+use crate::kv::{DeviceQuantisers, LayerCache, QuantisedLayer};
 use crate::rules;
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
@@ -22,6 +24,9 @@ pub struct GraphTensors<T: Element> {
     pub query: Tensor<T>,
     /// The rotary parts of absorbed queries, over a cache of latents.
     pub query_rope: Option<Tensor<T>>,
+    /// The absorbed queries, over a cache of latents of one byte
+    /// ([`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as)). `query` is the tensor `query_rope` there.
+    pub quantised_query: Option<QuantisedQueries>,
     /// Keys of the step, `[rows, Nkv, D]`.
     pub key: Tensor<T>,
     /// Values of the step.
@@ -34,7 +39,7 @@ impl<T: Element> GraphTensors<T> {
     /// What latent attention has besides query, key and value.
     pub(crate) fn latent(&self) -> Option<LatentTensors<'_, T>> {
         let query_rope = self.query_rope.as_ref()?;
-        let form = LatentForm::Absorbed;
+        let form = self.quantised_query.as_ref().map_or(LatentForm::Absorbed, LatentForm::Quantised);
         Some(LatentTensors { query_rope, form })
     }
 
@@ -48,16 +53,28 @@ impl<T: Element> GraphTensors<T> {
         &'a self,
         inputs: &LayerInputs<'a, T>,
         query_rope: Option<&'a Tensor<T>>,
-    ) -> impl Iterator<Item = (&'static str, &'a Tensor<T>, &'a Tensor<T>)> + Clone + use<'a, T> {
+    ) -> impl Iterator<Item = (&'static str, &'a AnyTensor, &'a AnyTensor)> + Clone + use<'a, T> {
         let rope = query_rope.zip(self.query_rope.as_ref());
         let [key, value] = names_of_keys(rope.is_some());
+        let query = match self.quantised_queries(inputs) {
+            Some([from, to]) => (from.query(), to.query()),
+            None => (&**inputs.query, &*self.query),
+        };
         let places = [
-            Some(("query", inputs.query, &self.query)),
+            Some(("query", query.0, query.1)),
             Some((key, inputs.key, &self.key)),
             Some((value, inputs.value, &self.value)),
-            rope.map(|(from, to)| ("query_rope", from, to)),
+            rope.map(|(from, to)| ("query_rope", &**from, &**to)),
         ];
         places.into_iter().flatten()
+    }
+
+    /// The quantised queries of a layer, and their place.
+    fn quantised_queries<'a>(&'a self, inputs: &LayerInputs<'a, T>) -> Option<[&'a QuantisedQueries; 2]> {
+        match (inputs.latent?.form, &self.quantised_query) {
+            (LatentForm::Quantised(queries), Some(place)) => Some([queries, place]),
+            _ => None,
+        }
     }
 
     /// Copies the inputs of a layer, which fit, to the first places of these tensors.
@@ -67,8 +84,8 @@ impl<T: Element> GraphTensors<T> {
         inputs: &LayerInputs<'_, T>,
         query_rope: Option<&Tensor<T>>,
     ) -> Result<()> {
-        let places = self.places(inputs, query_rope);
-        copy_rows(stream, places.map(|(name, from, to)| (name, &**from, &**to)))
+        let scale = self.quantised_queries(inputs).map(|[from, to]| ("scale", &**from.scale(), &**to.scale()));
+        copy_rows(stream, self.places(inputs, query_rope).chain(scale))
     }
 }
 
@@ -137,7 +154,7 @@ pub(crate) struct GroupBuffers<T: Element> {
     pub(crate) table: BlockTable,
     pub(crate) slots: SlotMapping,
     /// The quantisers of keys and of values, where the cache is quantised.
-    pub(crate) quantisers: Option<[ChannelQuantiser; 2]>,
+    pub(crate) quantisers: Option<DeviceQuantisers>,
     /// The write of new keys and values, the same call in every layer.
     pub(crate) write: ScatterPlan,
     /// For each mask that layers have the backend that computes them, and its program.

@@ -23,6 +23,7 @@ mod copied_writes;
 mod fence;
 mod interleave;
 mod kernel_blocks;
+mod latent_cache;
 mod moved_tokens;
 mod pad;
 mod pool;
@@ -57,11 +58,11 @@ pub use pad::PadPolicy;
 pub(crate) use pad::written_over;
 pub use pool::{Block, BlockPool, PoolId, StepLease};
 pub(crate) use pool::{BlocksOfRequest, CacheEntry, CopiesIn, SequenceStamp, StepProgress, StepTokens, UnusableBlock};
+pub use quantised::{ChannelScales, LatentScale, QuantisedLayer, QuantisedType};
 pub(crate) use quantised::{
-    ChannelQuantiser, GROUP, GroupScales, host_numbers, one_key_each, quantise_index_queries, quantise_mxfp8,
-    quantised_rows, split,
+    DeviceQuantisers, GROUP, GroupScales, bytes_of, host_numbers, one_key_each, quantise_index_queries,
+    quantise_latent_queries, quantise_mxfp8, quantised_rows, split,
 };
-pub use quantised::{ChannelScales, QuantisedLayer, QuantisedType};
 pub(crate) use queued_layers::{QueuedLayers, STEP_AGAIN};
 pub(crate) use request_state::{RequestState, StateLease, WeakState, slots_of_tokens};
 pub use sequence::{Growth, Sequence};

@@ -80,7 +80,7 @@ impl QuantisedLayer {
         match &self.scales {
             LayerScales::Token(scales) => scales.rows.move_runs(stream, runs, block_size),
             LayerScales::IndexKey(scales) => scales.move_runs(stream, runs, block_size),
-            LayerScales::Channel { .. } | LayerScales::Row => Ok(()),
+            LayerScales::Channel { .. } | LayerScales::Latent(_) | LayerScales::Row => Ok(()),
             // Refused before, since tokens share scales.
             LayerScales::Group(_) => Ok(()),
         }

@@ -274,13 +274,13 @@ impl<T: Element> PagedKvCache<T> {
                 none: none.clone(),
             })
         });
-        Ok(Self {
-            device: device.clone(),
-            layers: layers.collect::<Result<_>>()?,
-            entry: CacheEntry::new(&pool),
-            pool,
-            shape,
-        })
+        let layers = layers.collect::<Result<_>>()?;
+        Ok(Self::of_layers(device, pool, shape, layers))
+    }
+
+    /// A cache of these layers, in blocks of a pool.
+    pub(super) fn of_layers(device: &Device, pool: BlockPool, shape: CacheShape, layers: Vec<CacheLayer<T>>) -> Self {
+        Self { device: device.clone(), layers, entry: CacheEntry::new(&pool), pool, shape }
     }
 
     /// Whether tokens share scales, as in a cache of MXFP8.
@@ -351,7 +351,7 @@ impl<T: Element> PagedKvCache<T> {
 /// Checks by the operator's rules that it dequantises such keys and values, as
 /// [`Backend::QuantisedPrefill`](crate::Backend::QuantisedPrefill) does: one token at a time, copied out of the blocks.
 /// Calls that read the blocks are checked when a step is planned, since a cache may have steps of one kind alone.
-fn check_dequantised<T: Element>(
+pub(super) fn check_dequantised<T: Element>(
     device: &Device,
     shape: &CacheShape,
     stored: QuantisedType,
@@ -400,11 +400,11 @@ fn check_groups<T: Element>(device: &Device, shape: &CacheShape, block_size: usi
 }
 
 #[cold]
-fn wrong_scales(given: impl std::fmt::Display, allowed: impl std::fmt::Display) -> Violation {
+pub(super) fn wrong_scales(given: impl std::fmt::Display, allowed: impl std::fmt::Display) -> Violation {
     Violation::new(
         &rules::QUANTISED_SCALE,
         given,
         allowed,
-        "calibrate with the model that is served, and bring `ChannelScales` for each of its layers",
+        "calibrate with the model that is served, and bring the scales of each of its layers",
     )
 }

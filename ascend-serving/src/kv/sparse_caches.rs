@@ -16,6 +16,8 @@ impl<T: Element> PagedKvCache<T> {
     /// FLOAT for each 128, and the rotary key as it is. `T`, FLOAT16 or BF16, is the type of new latents and rotary
     /// keys, which are written as to a cache of that type.
     ///
+    /// Layers that see every key have a cache of [`latents_as`](Self::latents_as).
+    ///
     /// No calibration is needed, and numbers that are not finite are refused
     /// ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written. The host
     /// quantises: steps and [`PagedKvCache::write`] wait for the stream in each layer.

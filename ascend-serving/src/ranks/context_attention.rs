@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ascend_attention::comm::Communicator;
 use ascend_attention::{Element, Stream, Violation};
 
-use crate::backends::{AttentionShape, LayerInputs, names_of_keys};
+use crate::backends::{AttentionShape, LatentFormKind, LayerInputs, names_of_keys};
 use crate::batch::BatchRequest;
 use crate::engine::{STEP_HEADS_FIX, StepRows};
 use crate::error::{Error, Result};
@@ -367,7 +367,8 @@ impl<T: Element> ContextAttention<T> {
             return Err(Error::invalid("inputs", "a mask or sinks", "neither: a token sees every key before it")
                 .fix("compute layers with masks or sinks of their own on each rank, by `Attention`"));
         }
-        let rope = inputs.absorbed_rope(layer, cache.is_latent(), &rules::BACKEND_LATENT)?;
+        let form = cache.is_latent().then_some(LatentFormKind::Absorbed);
+        let rope = inputs.absorbed_rope(layer, form, &rules::BACKEND_LATENT)?;
         let AttentionShape { kv_heads, head_dim, .. } = self.shape;
         let query_dim = if rope.is_some() { cache.key_dim } else { head_dim };
         let [key, value] = names_of_keys(rope.is_some());

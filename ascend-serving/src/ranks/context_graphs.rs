@@ -96,13 +96,13 @@ impl<T: Element> ContextAttention<T> {
                     block_table: BlockTable::zeroed(device, rows, columns, block_size)?,
                     slots,
                     write,
-                    tensors: GraphTensors { query, query_rope, key, value, output },
+                    tensors: GraphTensors { query, query_rope, quantised_query: None, key, value, output },
                     exchange,
                 })
             },
             |capture: &Capturing<'_>, rows, layer, buffers| {
                 let ContextBuffers { block_table, slots, write, tensors, exchange } = buffers;
-                let GraphTensors { query, query_rope, key, value, output } = tensors;
+                let GraphTensors { query, query_rope, key, value, output, .. } = tensors;
                 let queries = Queries { query, rope: query_rope.as_ref() };
                 let own = cache.layer(layer)?;
                 WriteViews::of(&cache.shape(), own, rows, [key, value])?.launch(capture, write, slots)?;

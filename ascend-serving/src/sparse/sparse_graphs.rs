@@ -116,7 +116,7 @@ impl<T: Element> SparseLatent<T> {
                 .fix("give the heads of the model's indexers, such as 64"));
         }
         let (layers, indexers) = (self.latents().shape().layers, self.index_keys().shape().layers);
-        let mask = std::iter::once((Causality::Causal.into(), None));
+        let mask = std::iter::once((Causality::Causal.into(), None, self.shape()));
         let group = CapturedGroup::new(self.latents(), self.shape(), None, mask, limits);
         let graphs = GraphPool::capture_layers(
             stream.device(),

@@ -1,13 +1,13 @@
 //! Caches of numbers of a byte, and steps over them.
 
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
+use ascend_attention::{AnyTensor, Element, Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{
-    Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
+    Cache, CacheShape, CacheWrite, ChannelScales, LatentScale, PadPolicy, PagedKvCache, QuantisedType, Sequence,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
-    GraphLimits,
+    GraphLimits, QuantisedQueries,
 };
 
 use crate::draw::Draw;
@@ -50,7 +50,7 @@ fn cache(
     pad: PadPolicy,
 ) -> ascend_serving::Result<PagedKvCache<bf16>> {
     let device = stream.device();
-    match draw.below(6) {
+    match draw.below(8) {
         0 | 1 => {
             let (key, value) = (number(draw), number(draw));
             let scales = ChannelScales::uniform(&shape, key, value)?;
@@ -60,6 +60,13 @@ fn cache(
         2 => PagedKvCache::quantised_by_token_as(device, blocks, size, shape, pad, stored(draw)),
         3 => PagedKvCache::quantised_latents(device, blocks, size, shape.layers, pad),
         4 => PagedKvCache::quantised_index_keys(device, blocks, size, shape.layers, pad),
+        5 | 6 => {
+            let scale = LatentScale::new(number(draw))?;
+            let shape = draw.of(&[shape, CacheShape::latent(shape.layers).format(shape.format)]);
+            let size = draw.of(&[size, 128]);
+            let scales = vec![scale; shape.layers.min(3)];
+            PagedKvCache::latents_as(stream, blocks, size, shape, pad, stored(draw), &scales)
+        }
         _ => PagedKvCache::mxfp8(device, blocks, size, shape, pad),
     }
 }
@@ -79,6 +86,29 @@ pub const CALLS: &[Call] = &[
         let shape = CacheShape::new(1, draw.usize(), draw.usize());
         let _ = ChannelScales::uniform(&shape, number(draw), number(draw));
         let _ = ChannelScales::new(keys, values);
+    }),
+    ("QuantisedQueries", |draw| {
+        let stream = drawn_stream(draw);
+        let _ = LatentScale::covering(stored(draw), &draw.few(number));
+        let Ok(scale) = LatentScale::new(number(draw)) else {
+            return;
+        };
+        let mut shaped = || {
+            let shape = [draw.below(3), draw.below(3), draw.below(70)];
+            let numbers: Vec<_> = (0..shape.iter().product()).map(|_| bf16::from_f32(number(draw))).collect();
+            stream.upload(&numbers, shape).unwrap()
+        };
+        let (query, query_rope, other) = (shaped(), shaped(), shaped());
+        let query_rope = if query.shape()[..2] == query_rope.shape()[..2] { query_rope } else { query.clone() };
+        for rope in [&query_rope, &other] {
+            let _ = QuantisedQueries::on_host(&stream, stored(draw), (&query, rope), scale);
+        }
+        let bytes = query.bits_as(<i8 as Element>::DTYPE).and_then(AnyTensor::typed::<i8>).unwrap();
+        for scales in [[draw.below(3), draw.below(3)], [query.shape()[0], query.shape()[1]]] {
+            let scales = Tensor::<f32>::empty(stream.device(), scales).unwrap();
+            let _ = QuantisedQueries::new(&bytes, &scales);
+            let _ = QuantisedQueries::new(&query, &scales);
+        }
     }),
     ("a quantised cache of any size", |draw| {
         let stream = drawn_stream(draw);

@@ -13,11 +13,12 @@ use crate::backends::{
     LatentForm, LatentRows, LayerTensors, StepContext, StepMemory, StepStage, UpProjected, UpProjection, output_bytes,
     size, tensor_bytes,
 };
-use crate::batch::{AttentionMetadata, StepPart};
+use crate::batch::StepPart;
 use crate::error::{Error, Result};
-use crate::kv::CachedRows;
+use crate::kv::QuantisedLayer;
 use crate::sharing::lock;
 
+use super::cached_latents::{CachedLatents, LatentSpace};
 use super::context_chunks::{ContextChunk, ContextChunks};
 use super::refusals::latent_inputs;
 
@@ -49,6 +50,8 @@ struct WorkspaceSizes {
     behind: usize,
     /// Tokens of the longest chunk, where there are chunks.
     longest: Option<usize>,
+    /// A layer of the cache where it is quantised.
+    quantised: Option<QuantisedLayer>,
     /// Whether chunks take the queries in the order of the step.
     in_place: bool,
     heads: usize,
@@ -79,8 +82,7 @@ impl WorkspaceSizes {
             Ok(Output { attention: empty(behind, self.dim)?, softmax_lse: Some(lse(behind)?) })
         };
         Ok(ContextSpace {
-            latent: Tensor::empty(device, [longest, self.latent_dim])?,
-            key_rope: Tensor::empty(device, [longest, self.rope_dim])?,
+            cached: LatentSpace::new(device, longest, [self.latent_dim, self.rope_dim], self.quantised.as_ref())?,
             own_lse: lse(self.tokens)?,
             part: output()?,
             merged: [output()?, output()?],
@@ -111,8 +113,7 @@ impl<T: Element> Workspace<T> {
 
 /// Memory in which the chunks are computed. Its rows are in the order of the chunks.
 struct ContextSpace<T: Element> {
-    latent: Tensor<T>,
-    key_rope: Tensor<T>,
+    cached: LatentSpace<T>,
     /// Log-sum-exps of the step's own tokens, in the order of the step.
     own_lse: Tensor<f32>,
     /// The attention over one chunk.
@@ -126,12 +127,9 @@ struct ContextSpace<T: Element> {
 impl<T: Element> ContextSpace<T> {
     fn bytes(&self) -> usize {
         let ordered = self.ordered.iter().flatten();
-        let tensors = [&self.latent, &self.key_rope].into_iter().chain(ordered);
         let outputs = self.merged.iter().chain([&self.part]);
-        tensors
-            .map(tensor_bytes)
-            .chain(outputs.map(output_bytes))
-            .fold(tensor_bytes(&self.own_lse), usize::saturating_add)
+        let held = ordered.map(tensor_bytes).chain(outputs.map(output_bytes)).chain([self.cached.bytes()]);
+        held.fold(tensor_bytes(&self.own_lse), usize::saturating_add)
     }
 }
 
@@ -139,7 +137,7 @@ impl<T: Element> ContextSpace<T> {
 struct Chunk {
     requests: usize,
     rows: usize,
-    cached: CachedRows,
+    cached: CachedLatents,
     plan: Plan,
     merge: MergePlan,
 }
@@ -160,7 +158,9 @@ impl<T: Element> MlaPrefill<T> {
         let head = dim.saturating_mul(2).saturating_add(rope_dim);
         let row = latent_dim.saturating_add(rope_dim);
         let row = row.saturating_add(heads.saturating_mul(head));
-        let row_bytes = row.saturating_mul(size_of::<T>()).max(1);
+        // Latents of one byte are dequantised by a call whose queries are zeros.
+        let stored = first.quantised.map_or(0, |_| latent_dim.saturating_mul(1 + size_of::<T>()));
+        let row_bytes = row.saturating_mul(size_of::<T>()).saturating_add(stored).max(1);
         let capacity = workspace_bytes.checked_div(row_bytes).unwrap_or(0);
         let block_size = step.metadata.settings().block_size;
         let context = ContextChunks::new(&part.cached(), capacity, block_size)?;
@@ -173,6 +173,7 @@ impl<T: Element> MlaPrefill<T> {
             tokens,
             behind,
             longest: context.longest(),
+            quantised: first.quantised.cloned(),
             in_place: context.in_place(),
             heads,
             dim,
@@ -182,10 +183,7 @@ impl<T: Element> MlaPrefill<T> {
         let projected = sizes.projected(device)?;
         // Chunks come with their memory: none of them is left out of the plans.
         let chunked = match sizes.longest {
-            Some(longest) => {
-                first.cache.check_contiguous(block_size)?;
-                Some((&context.chunks, sizes.context(device, longest)?))
-            }
+            Some(longest) => Some((&context.chunks, sizes.context(device, longest)?)),
             None => None,
         };
 
@@ -211,7 +209,7 @@ impl<T: Element> MlaPrefill<T> {
             Ok(Chunk {
                 requests: chunk.positions.len(),
                 rows,
-                cached: cached_rows(step.metadata, &part, &context.order, chunk)?,
+                cached: CachedLatents::plan(step, first, chunk_tokens(&part, &context.order, chunk))?,
                 plan,
                 // Each row has keys among its own step's, and in each chunk that it is part of.
                 merge: MergeState::new(Layout::Tnd).plan(&parts)?,
@@ -227,9 +225,10 @@ impl<T: Element> MlaPrefill<T> {
         let workspace = Workspace { projected, context };
         let calls = chunks.iter().map(|chunk: &Chunk| {
             let workspace_bytes = chunk.plan.workspace_bytes();
-            workspace_bytes.max(chunk.merge.workspace_bytes())
+            workspace_bytes.max(chunk.merge.workspace_bytes()).max(chunk.cached.workspace_bytes())
         });
-        let calls = StepMemory::of_calls(calls.chain([own.workspace_bytes()]));
+        let dequantised = workspace.context.iter().map(|context| context.cached.workspace_bytes());
+        let calls = StepMemory::of_calls(calls.chain([own.workspace_bytes()]).chain(dequantised));
         Ok(Self {
             memory: calls.holding([workspace.bytes()]),
             shape: [tokens, heads, dim],
@@ -268,11 +267,8 @@ impl<T: Element> MlaPrefill<T> {
             requests = chunk.requests;
             merged = first_rows(&merged, chunk.rows)?;
             let tokens = chunk.cached.len();
-            let cached = LatentRows {
-                latent: &space.latent.narrow(0, 0..tokens)?,
-                key_rope: &space.key_rope.narrow(0, 0..tokens)?,
-            };
-            layer.cache.gather(stream, &chunk.cached, cached.latent, cached.key_rope)?;
+            let [latent, key_rope] = &space.cached.fill(stream, &chunk.cached, layer)?;
+            let cached = LatentRows { latent, key_rope };
             let projected = projected.first(tokens)?;
             projection.up_project(stream, layer.layer, cached, &projected)?;
             let queries = [query.narrow(0, 0..chunk.rows)?, query_rope.narrow(0, 0..chunk.rows)?];
@@ -367,7 +363,10 @@ impl<T: Element> StepStage<T> for MlaPrefill<T> {
 
     fn launch_into(&self, stream: &Stream, layer: &LayerTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         let latent = latent_inputs(layer)?;
-        let (LatentForm::Plain(projection) | LatentForm::Mixed { projection, .. }) = latent.form else {
+        let (LatentForm::Plain(projection)
+        | LatentForm::Mixed { projection, .. }
+        | LatentForm::QuantisedMixed { projection, .. }) = latent.form
+        else {
             return Err(Error::not_as_planned("form", format_args!("{:?}", latent.form), "plain queries"));
         };
         let free = lock(&self.free).pop();
@@ -399,16 +398,15 @@ fn first_rows<T: Element>(output: &Output<T>, rows: usize) -> Result<Output<T>> 
     })
 }
 
-/// The cache rows of a chunk's tokens.
-fn cached_rows(
-    metadata: &AttentionMetadata,
+/// The requests of a step with tokens in a chunk, and the positions of these.
+fn chunk_tokens(
     part: &StepPart,
     order: &[usize],
     chunk: &ContextChunk,
-) -> Result<CachedRows> {
-    let of_step = |request: &usize| part.requests.start.saturating_add(*request);
-    let tokens = order.iter().map(of_step).zip(chunk.positions.iter().cloned());
-    Ok(metadata.cached_rows(tokens)?)
+) -> impl Iterator<Item = (usize, Range<usize>)> + Clone {
+    let first = part.requests.start;
+    let of_step = order.iter().map(move |request| first.saturating_add(*request));
+    of_step.zip(chunk.positions.iter().cloned())
 }
 
 /// The lengths of a chunk's call.

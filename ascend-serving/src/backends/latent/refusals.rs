@@ -4,7 +4,7 @@ use std::fmt;
 
 use ascend_attention::{Element, Violation};
 
-use crate::backends::{LatentTensors, LayerTensors, StepContext};
+use crate::backends::{LatentForm, LatentTensors, LayerTensors, StepContext};
 use crate::batch::LayerMask;
 use crate::causality::Causality;
 use crate::rules;
@@ -30,6 +30,43 @@ pub(super) fn latent_inputs<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Resu
             Err(refused("sinks", "no operator here computes a latent layer with sinks; compute it outside of the step"))
         }
         (Some(latent), None) => Ok(latent),
+    }
+}
+
+/// Refuses other caches than those of latents of one byte.
+pub(super) fn check_quantised_latents<T: Element>(layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
+    let (given, fix) = match layer.quantised {
+        Some(cache) if cache.latent_scale().is_some() => return Ok(()),
+        Some(cache) => (
+            format!("a cache with {}", cache.describe_scales()),
+            "make the cache by `PagedKvCache::latents_as`, or serve keys and values by `Backend::QuantisedDecode`",
+        ),
+        None => (
+            format!("a cache of {}", T::DTYPE),
+            "make the cache by `PagedKvCache::latents_as`, or register `Backend::MLA`",
+        ),
+    };
+    Err(Violation::new(&rules::BACKEND_QUANTISED, given, "a cache of `PagedKvCache::latents_as`", fix))
+}
+
+/// Refuses queries in a form that the layer's cache does not go with.
+pub(super) fn check_form<T: Element>(form: LatentForm<'_, T>, layer: &LayerTensors<'_, T>) -> Result<(), Violation> {
+    match (layer.quantised, form) {
+        (None, LatentForm::Absorbed | LatentForm::Plain(_) | LatentForm::Mixed { .. }) => Ok(()),
+        (None, LatentForm::Quantised(_) | LatentForm::QuantisedMixed { .. }) => Err(Violation::new(
+            &rules::BACKEND_LATENT,
+            "quantised queries over latents of 16 bits",
+            "absorbed, plain or mixed queries",
+            "make the cache by `PagedKvCache::latents_as`, or bring absorbed queries of 16 bits",
+        )),
+        (Some(_), LatentForm::Quantised(_) | LatentForm::Plain(_) | LatentForm::QuantisedMixed { .. }) => Ok(()),
+        (Some(cache), LatentForm::Absorbed | LatentForm::Mixed { .. }) => Err(Violation::new(
+            &rules::BACKEND_LATENT,
+            format_args!("queries in the form {form:?} over latents of {}", cache.stored().dtype()),
+            "quantised queries, or plain ones",
+            "quantise absorbed queries (`QuantisedQueries`): `LayerInputs::quantised_latent`, and beside those of \
+             prefills `LatentForm::QuantisedMixed`",
+        )),
     }
 }
 

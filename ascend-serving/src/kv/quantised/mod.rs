@@ -5,6 +5,8 @@ mod channel_scales;
 mod group_quantiser;
 mod index_quantiser;
 mod latent_quantiser;
+mod latent_queries;
+mod latent_scale;
 mod mxfp8;
 mod quantised_type;
 mod rows_on_host;
@@ -18,16 +20,21 @@ use ascend_attention::attention::{Affine, Antiquantisation, Quantisation};
 use ascend_attention::spec::minifloat::Float8E8M0;
 use ascend_attention::spec::ops::fused_infer_attention_score::AntiquantMode;
 use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
-use ascend_attention::{AnyTensor, Device, Element, Queue, Stream, Tensor, Violation, f16};
+use ascend_attention::{AnyTensor, Device, Element, Queue, Stream, Tensor, Violation, bf16, f16};
 
 use crate::error::Result;
 use crate::kv::cache_shape::{CacheShape, LayerCache};
 use crate::rules;
 
-pub(crate) use channel_quantiser::{ChannelQuantiser, one_key_each};
+use channel_quantiser::ChannelQuantiser;
+pub(crate) use channel_quantiser::one_key_each;
 pub use channel_scales::ChannelScales;
 pub(in crate::kv) use channel_scales::DeviceScales;
 pub(crate) use index_quantiser::quantise_index_queries;
+pub(crate) use latent_queries::quantise_latent_queries;
+pub(in crate::kv) use latent_scale::LatentFactors;
+pub use latent_scale::LatentScale;
+pub(crate) use latent_scale::bytes_of;
 pub(crate) use mxfp8::{GROUP, GroupScales, quantise_mxfp8};
 pub use quantised_type::QuantisedType;
 pub(in crate::kv) use quantised_type::QueryType;
@@ -39,11 +46,14 @@ pub(in crate::kv) use write::QuantisedWrite;
 #[derive(Clone, Debug)]
 pub struct QuantisedLayer {
     /// The bytes of keys and values, in the cache's format: integers, or the bits of floats. Of
-    /// [latents](crate::kv::PagedKvCache::quantised_latents) the rows of 656 bytes, without values.
+    /// [latents](crate::kv::PagedKvCache::latents_as) those of the rotary keys are values; of
+    /// [latents for sparse attention](crate::kv::PagedKvCache::quantised_latents) it has the rows of 656 bytes, without
+    /// values.
     pub cache: LayerCache<i8>,
     stored: QuantisedType,
     /// The keys in the same memory, as a tensor of the stored type.
     key: AnyTensor,
+    /// The values in the same memory, as the operator reads them.
     value: AnyTensor,
     pub(in crate::kv) scales: LayerScales,
 }
@@ -57,6 +67,8 @@ pub(in crate::kv) enum LayerScales {
     Token(TokenScales),
     /// One scale, a power of two, for each group of 32.
     Group(GroupScales),
+    /// One scale for the latents of all tokens. Rotary keys, in place of values, are not quantised.
+    Latent(LatentFactors),
     /// Scales in the rows of latents, which hold the rotary keys too.
     Row,
     /// One scale for each key of an indexer: tokens of one element, `[blocks, block_size, 1]`, without values.
@@ -68,6 +80,8 @@ impl LayerScales {
     pub(in crate::kv) fn stored_shape(&self, shape: &CacheShape) -> CacheShape {
         match self {
             Self::Row => CacheShape { key_dim: QuantisedRow::BYTES, value_dim: 0, ..*shape },
+            // The operator takes BF16 alone.
+            Self::Latent(_) => CacheShape { value_dim: shape.value_dim * size_of::<bf16>(), ..*shape },
             Self::Channel { .. } | Self::Token(_) | Self::Group(_) | Self::IndexKey(_) => *shape,
         }
     }
@@ -79,6 +93,7 @@ impl fmt::Display for LayerScales {
             Self::Channel { .. } => "scales of channels",
             Self::Token(_) => "a scale for each token",
             Self::Group(_) => "a scale for each 32 neighbours",
+            Self::Latent(_) => "a scale for the latents of a layer",
             Self::Row => "scales in the rows of latents",
             Self::IndexKey(_) => "a scale for each key of an indexer",
         })
@@ -87,13 +102,18 @@ impl fmt::Display for LayerScales {
 
 impl QuantisedLayer {
     pub(in crate::kv) fn new(cache: LayerCache<i8>, stored: QuantisedType, scales: LayerScales) -> Result<Self> {
-        Ok(Self {
-            key: cache.key.bits_as(stored.dtype())?,
-            value: cache.value.bits_as(stored.dtype())?,
-            cache,
-            stored,
-            scales,
-        })
+        let value = cache.value.bits_as(stored.dtype())?;
+        Self::with_values(cache, stored, scales, value)
+    }
+
+    /// A layer whose values the operator reads as this tensor, in the same memory.
+    pub(in crate::kv) fn with_values(
+        cache: LayerCache<i8>,
+        stored: QuantisedType,
+        scales: LayerScales,
+        value: AnyTensor,
+    ) -> Result<Self> {
+        Ok(Self { key: cache.key.bits_as(stored.dtype())?, value, cache, stored, scales })
     }
 
     /// The stored type.
@@ -106,18 +126,43 @@ impl QuantisedLayer {
         &self.key
     }
 
-    /// Values, as a tensor of the stored type.
+    /// Values, as a tensor of the stored type; of [latents](crate::kv::PagedKvCache::latents_as) the rotary keys, of
+    /// BF16.
     pub fn value(&self) -> &AnyTensor {
         &self.value
     }
 
     /// The quantisation arguments of a call with queries of 16 bits that reads the keys and values in their blocks;
-    /// `None` for groups, where queries are quantised, too, and for what operators of sparse attention read.
+    /// `None` for groups and latents, where queries are quantised, too, and for what operators of sparse attention
+    /// read.
     pub fn quantisation(&self) -> Option<Quantisation<'_>> {
         match &self.scales {
             LayerScales::Channel { key, value } => Some(split(AntiquantMode::PerChannel, &key.scales, &value.scales)),
             LayerScales::Token(TokenScales { key, value, .. }) => Some(split(AntiquantMode::PerTokenPaged, key, value)),
-            LayerScales::Group(_) | LayerScales::Row | LayerScales::IndexKey(_) => None,
+            LayerScales::Group(_) | LayerScales::Latent(_) | LayerScales::Row | LayerScales::IndexKey(_) => None,
+        }
+    }
+
+    /// The scale of the layer's latents, in a cache of
+    /// [`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as); `None` in others.
+    pub fn latent_scale(&self) -> Option<LatentScale> {
+        Some(self.of_latents()?.scale)
+    }
+
+    /// The scale of latents, `[1]`, as a call of quantised queries takes it; `None` for other scales.
+    pub(crate) fn latent_factor(&self) -> Option<&Tensor<f32>> {
+        Some(&self.of_latents()?.of_tensor)
+    }
+
+    /// The scale of latents, for each element of one, as a call takes it that dequantises; `None` for other scales.
+    pub(crate) fn latent_channels(&self) -> Option<&AnyTensor> {
+        Some(&self.of_latents()?.of_elements.scales)
+    }
+
+    fn of_latents(&self) -> Option<&LatentFactors> {
+        match &self.scales {
+            LayerScales::Latent(factors) => Some(factors),
+            _ => None,
         }
     }
 
@@ -151,9 +196,15 @@ impl QuantisedLayer {
             LayerScales::Channel { key, value } => [Some(&key.scales), Some(&value.scales)],
             LayerScales::Token(scales) => [Some(&scales.key), Some(&scales.value)],
             LayerScales::Group(scales) => [Some(&scales.key), Some(&scales.value)],
+            LayerScales::Latent(factors) => [Some(&factors.of_tensor), Some(&factors.of_elements.scales)],
             LayerScales::Row => [None; 2],
             LayerScales::IndexKey(scales) => [Some(&scales.key), None],
         }
+    }
+
+    /// What shares a scale, for messages.
+    pub(crate) fn describe_scales(&self) -> impl fmt::Display {
+        &self.scales
     }
 
     /// Whether channels or tokens have the scales, as FusedInferAttentionScore dequantises them.
@@ -192,54 +243,69 @@ impl QuantisedLayer {
         }
     }
 
-    /// Prepares the quantisation of the first `rows` rows of these tensors by scales of channels, into `keys` and
-    /// `values`.
+    /// Prepares the quantisation of the first `rows` rows of these tensors on the device: by scales of channels, into
+    /// `keys` and `values`, and of latents into `keys`.
     ///
     /// # Errors
-    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for scales that are not of channels.
-    pub(crate) fn channel_quantisers<T: Element>(
+    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for scales by which the host quantises.
+    pub(crate) fn device_quantisers<T: Element>(
         &self,
         device: &Device,
         rows: usize,
         [key, value]: [&Tensor<T>; 2],
         [keys, values]: [Tensor<i8>; 2],
-    ) -> Result<[ChannelQuantiser; 2]> {
-        let [k, v] = self.inverses()?;
-        let [of_key, of_value] = ["key", "value"].map(|argument| (argument, self.stored));
-        Ok([
-            ChannelQuantiser::plan(device, of_key, rows, key, k, keys)?,
-            ChannelQuantiser::plan(device, of_value, rows, value, v, values)?,
-        ])
+    ) -> Result<DeviceQuantisers> {
+        let (of_key, of_value) = self.inverses()?;
+        let plan = |argument, new: &Tensor<T>, inverses, quantised| {
+            ChannelQuantiser::plan(device, (argument, self.stored), rows, new, inverses, quantised)
+        };
+        Ok(DeviceQuantisers {
+            keys: plan("key", key, of_key, keys)?,
+            values: of_value.map(|inverses| plan("value", value, inverses, values)).transpose()?,
+        })
     }
 
     /// Queues the quantisation of rows by the scales of this layer, also by quantisers that another layer planned.
-    pub(crate) fn quantise<'a, T: Element>(
+    /// Rotary keys are returned as they are.
+    pub(crate) fn quantise<T: Element>(
         &self,
-        [keys, values]: &'a [ChannelQuantiser; 2],
+        DeviceQuantisers { keys, values }: &DeviceQuantisers,
         queue: &impl Queue,
         [key, value]: [&Tensor<T>; 2],
-    ) -> Result<[&'a Tensor<i8>; 2]> {
-        let [k, v] = self.inverses()?;
-        Ok([keys.queue(queue, key, k)?, values.queue(queue, value, v)?])
+    ) -> Result<[Tensor<i8>; 2]> {
+        let (of_key, of_value) = self.inverses()?;
+        let values = match values.as_ref().zip(of_value) {
+            Some((values, inverses)) => values.queue(queue, value, inverses)?.clone(),
+            None => bytes_of(value)?,
+        };
+        Ok([keys.queue(queue, key, of_key)?.clone(), values])
     }
 
-    /// The factors of keys and values before they are rounded; scales that are not of channels are refused.
-    fn inverses(&self) -> Result<[&Tensor<f32>; 2], Violation> {
+    /// The factors of keys and values before they are rounded, those of rotary keys none; scales that are not of
+    /// channels or latents are refused.
+    fn inverses(&self) -> Result<(&Tensor<f32>, Option<&Tensor<f32>>), Violation> {
         match &self.scales {
-            LayerScales::Channel { key, value } => Ok([&key.inverses, &value.inverses]),
+            LayerScales::Channel { key, value } => Ok((&key.inverses, Some(&value.inverses))),
+            LayerScales::Latent(factors) => Ok((&factors.of_elements.inverses, None)),
             other => Err(Violation::new(
                 &rules::CACHE_QUANTISED,
                 format_args!("a cache with {other}"),
-                "one with scales of channels, by which the device quantises",
-                "make the cache by `PagedKvCache::quantised`, or compute the step without a graph",
+                "one with scales of channels or latents, by which the device quantises",
+                "make the cache by `PagedKvCache::quantised` or `PagedKvCache::latents_as`, or compute the step \
+                 without a graph",
             )),
         }
+    }
+
+    /// The shape of the stored bytes of a cache of this shape.
+    pub(crate) fn stored_shape(&self, shape: &CacheShape) -> CacheShape {
+        self.scales.stored_shape(shape)
     }
 
     /// Bytes of device memory in blocks.
     pub(in crate::kv) fn bytes(&self) -> usize {
         let scales = match &self.scales {
-            LayerScales::Channel { .. } | LayerScales::Row => 0,
+            LayerScales::Channel { .. } | LayerScales::Latent(_) | LayerScales::Row => 0,
             LayerScales::Token(scales) => scales.rows.bytes(),
             LayerScales::Group(scales) => scales.blocks.bytes(),
             LayerScales::IndexKey(scales) => scales.bytes(),
@@ -251,12 +317,20 @@ impl QuantisedLayer {
     pub(in crate::kv) fn copy_block(&self, stream: &Stream, from: usize, to: usize) -> Result<()> {
         self.cache.copy_block(stream, from, to)?;
         match &self.scales {
-            LayerScales::Channel { .. } | LayerScales::Row => Ok(()),
+            LayerScales::Channel { .. } | LayerScales::Latent(_) | LayerScales::Row => Ok(()),
             LayerScales::Token(scales) => scales.rows.copy_block(stream, from, to),
             LayerScales::Group(scales) => scales.blocks.copy_block(stream, from, to),
             LayerScales::IndexKey(scales) => scales.copy_block(stream, from, to),
         }
     }
+}
+
+/// The quantisers of new keys and values that work on the device.
+#[derive(Debug)]
+pub(crate) struct DeviceQuantisers {
+    keys: ChannelQuantiser,
+    /// None for rotary keys, which are stored as they are.
+    values: Option<ChannelQuantiser>,
 }
 
 /// Allocates tensors for the quantised keys and values of a step, for stored bytes of this shape.

@@ -9,12 +9,12 @@ use crate::kv::pool::BlockPool;
 use crate::kv::slot_write::{SlotWrite, rows_have_slots};
 use crate::sharing::{PlannedStream, STREAM_OF_STEP};
 
-use super::channel_quantiser::ChannelQuantiser;
 use super::group_quantiser::GroupQuantiser;
 use super::index_quantiser::IndexQuantiser;
 use super::latent_quantiser::LatentQuantiser;
+use super::latent_scale::bytes_of;
 use super::token_quantiser::TokenQuantiser;
-use super::{LayerScales, QuantisedLayer, quantised_rows};
+use super::{DeviceQuantisers, LayerScales, QuantisedLayer, quantised_rows};
 
 /// The writes of a step: each row is quantised, then written to its slot.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub(in crate::kv) struct QuantisedWrite {
 enum Quantisers {
     /// All rows are padding.
     Nothing,
-    /// The quantisers of keys and of values.
-    Channel(Box<[ChannelQuantiser; 2]>),
+    /// The quantisers of the device, by scales of channels or of latents.
+    Device(Box<DeviceQuantisers>),
     Token(Box<TokenQuantiser>),
     Group(Box<GroupQuantiser>),
     Row(Box<LatentQuantiser>),
@@ -50,17 +50,20 @@ impl QuantisedWrite {
         rows_have_slots(slots.len(), rows[0], rows[1])?;
         let device = stream.device();
         let stored = &layer.scales.stored_shape(blocks.1);
-        let quantised = quantised_rows(device, stored, slots.len())?;
+        let mut quantised = quantised_rows(device, stored, slots.len())?;
+        if let LayerScales::Latent(_) = &layer.scales {
+            // Rotary keys are written as they come.
+            quantised[1] = bytes_of(rows[1])?;
+        }
         let write = SlotWrite::plan((blocks.0, stored), &layer.cache, stream, slots, quantised.each_ref())?;
         let (pad, block_size) = (blocks.0.pad_policy(), blocks.0.block_size());
         let written = slots.iter().take(write.rows);
         let places = written.map(|slot| pad.cached_slot(*slot, block_size));
         let quantisers = match (&layer.scales, write.rows) {
             (_, 0) => Quantisers::Nothing,
-            (LayerScales::Channel { .. }, written) => {
-                let [keys, values] = quantised;
-                let pair = layer.channel_quantisers(device, written, rows, [keys, values])?;
-                Quantisers::Channel(Box::new(pair))
+            (LayerScales::Channel { .. } | LayerScales::Latent(_), written) => {
+                let quantisers = layer.device_quantisers(device, written, rows, quantised)?;
+                Quantisers::Device(Box::new(quantisers))
             }
             (LayerScales::Token(_), rows) => {
                 let slots: Vec<_> = places.collect();
@@ -106,9 +109,13 @@ impl QuantisedWrite {
             return Ok(());
         }
         self.stream.check(stream, STREAM_OF_STEP)?;
+        let shape = &layer.scales.stored_shape(shape);
         let quantised = match (&self.quantisers, &layer.scales) {
             (Quantisers::Nothing, _) => return Ok(()),
-            (Quantisers::Channel(pair), LayerScales::Channel { .. }) => layer.quantise(pair, stream, rows)?,
+            (Quantisers::Device(quantisers), LayerScales::Channel { .. } | LayerScales::Latent(_)) => {
+                let quantised = layer.quantise(quantisers, stream, rows)?;
+                return self.write.queue(shape, &layer.cache, stream, quantised.each_ref());
+            }
             (Quantisers::Token(quantiser), LayerScales::Token(scales)) => quantiser.queue(stream, rows, scales)?,
             (Quantisers::Group(quantiser), LayerScales::Group(scales)) => {
                 quantiser.queue(stream, rows, (&layer.cache, scales), torn)?
@@ -120,6 +127,6 @@ impl QuantisedWrite {
                     .fix("plan the write with this cache"));
             }
         };
-        self.write.queue(&layer.scales.stored_shape(shape), &layer.cache, stream, quantised)
+        self.write.queue(shape, &layer.cache, stream, quantised)
     }
 }

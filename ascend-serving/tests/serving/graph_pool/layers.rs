@@ -12,7 +12,7 @@ use ascend_serving::{
 use std::num::NonZeroUsize;
 
 /// Query, key and value of tokens in a layer.
-pub(super) fn tensors(stream: &Stream, names: &[u64], layer: usize) -> [Tensor<bf16>; 3] {
+pub fn tensors(stream: &Stream, names: &[u64], layer: usize) -> [Tensor<bf16>; 3] {
     [(0, HEADS), (1, KV_HEADS), (2, KV_HEADS)].map(|(what, heads)| packed(stream, names, layer, what, heads))
 }
 

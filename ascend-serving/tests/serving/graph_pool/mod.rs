@@ -3,7 +3,7 @@
 use crate::harness;
 mod drafts;
 mod groups;
-mod layers;
+pub mod layers;
 mod one_loop;
 mod refused;
 

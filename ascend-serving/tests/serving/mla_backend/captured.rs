@@ -3,16 +3,18 @@
 use approx::abs_diff_eq;
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, QuantisedLayer, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest,
     BatchSettings, Causality, Error, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs,
-    LayerTensor, LayerTensors, RangeCheck, Result, StatePolicy, StepCall, StepContext, StepProgram, UpProjected,
-    Violation, rules,
+    LayerTensor, LayerTensors, QuantisedQueries, RangeCheck, Result, StatePolicy, StepCall, StepContext, StepProgram,
+    UpProjected, Violation, rules,
 };
 
-use super::definition::{What, absorb, dense, exact, project, row};
+use super::definition::{What, absorb, dense_over, exact, project, row};
+use super::engine::{epsilon, read, scale_of};
 use super::{DIM, LATENT, LAYERS, ROPE, harness};
+use crate::quantised_caches::ascend_950;
 use crate::tokens::packed;
 
 const HEADS: usize = 2;
@@ -22,13 +24,19 @@ fn cache(stream: &Stream, format: Cache, layers: usize) -> PagedKvCache<bf16> {
     PagedKvCache::new(stream.device(), 16, 128, shape, PadPolicy::SkipNegative).unwrap()
 }
 
+/// A cache whose latents are of one byte.
+fn quantised(stream: &Stream, format: Cache, stored: QuantisedType) -> PagedKvCache<bf16> {
+    let (shape, scales) = (CacheShape::latent(LAYERS).format(format), [scale_of(stored); LAYERS]);
+    PagedKvCache::latents_as(stream, 16, 128, shape, PadPolicy::SkipNegative, stored, &scales).unwrap()
+}
+
 fn attention(stream: &Stream, format: Cache, layers: usize, backends: Backends<bf16>) -> Attention<bf16> {
     Attention::new(AttentionShape::latent(HEADS), cache(stream, format, layers), backends)
 }
 
 /// Backends of which one reads latents.
 fn backends() -> Backends<bf16> {
-    Backends::none().with(Backend::Fused).with(Backend::MLA)
+    Backends::none().with(Backend::Fused).with(Backend::MLA).with(Backend::QUANTISED_MLA)
 }
 
 /// The inputs of a layer: absorbed queries and their rotary parts, latents and rotary keys.
@@ -37,6 +45,8 @@ struct Rows {
     query_rope: Tensor<bf16>,
     latent: Tensor<bf16>,
     key_rope: Tensor<bf16>,
+    /// The queries of one byte, and their rotary parts.
+    quantised: Option<(QuantisedQueries, Tensor<bf16>)>,
 }
 
 impl Rows {
@@ -51,10 +61,22 @@ impl Rows {
             query_rope: of(What::QueryRope, HEADS, ROPE),
             latent: of(What::Latent, 1, LATENT),
             key_rope: of(What::KeyRope, 1, ROPE),
+            quantised: None,
         }
     }
 
+    /// These rows with queries of one byte, where the latents have these.
+    fn stored(mut self, stream: &Stream, stored: Option<QuantisedType>) -> Self {
+        let queries = (&self.query, &self.query_rope);
+        self.quantised =
+            stored.map(|stored| QuantisedQueries::on_host(stream, stored, queries, scale_of(stored)).unwrap());
+        self
+    }
+
     fn inputs(&self) -> LayerInputs<'_, bf16> {
+        if let Some((queries, query_rope)) = &self.quantised {
+            return LayerInputs::quantised_latent(queries, query_rope, &self.latent, &self.key_rope);
+        }
         let tensors = LatentTensors { query_rope: &self.query_rope, form: LatentForm::Absorbed };
         LayerInputs::latent(&self.query, &self.latent, &self.key_rope, tensors)
     }
@@ -75,13 +97,30 @@ struct Server<'a> {
     requests: Vec<(Sequence, Vec<u64>)>,
     named: u64,
     replays: usize,
+    stored: Option<QuantisedType>,
 }
 
 impl<'a> Server<'a> {
     fn new(stream: &'a Stream, format: Cache, limits: &GraphLimits) -> Self {
-        let attention = attention(stream, format, LAYERS, backends());
+        Self::over(stream, cache(stream, format, LAYERS), limits)
+    }
+
+    fn over(stream: &'a Stream, cache: PagedKvCache<bf16>, limits: &GraphLimits) -> Self {
+        let stored = cache.quantised_layer(0).ok().map(QuantisedLayer::stored);
+        let attention = Attention::new(AttentionShape::latent(HEADS), cache, backends());
         let graphs = attention.capture(stream, Causality::Causal, limits);
-        Self { stream, graphs: graphs.unwrap(), attention, requests: Vec::new(), named: 0, replays: 0 }
+        Self { stream, graphs: graphs.unwrap(), attention, requests: Vec::new(), named: 0, replays: 0, stored }
+    }
+
+    /// Computes a step, over latents of one byte in several where requests add more rows than quantised queries have.
+    fn steps(&mut self, news: &[usize]) {
+        let mut left = news.to_vec();
+        while self.stored.is_some() && left.iter().any(|new| *new > 16) {
+            let part: Vec<usize> = left.iter().map(|new| if *new > 16 { 16 } else { 0 }).collect();
+            self.step(&part);
+            left.iter_mut().zip(part).for_each(|(new, part)| *new -= part);
+        }
+        self.step(&left);
     }
 
     /// Computes a step in which each request adds some tokens, or none where it takes no part.
@@ -95,11 +134,13 @@ impl<'a> Server<'a> {
         let mut names = Vec::new();
         for &(request, new) in &turns {
             let (sequence, known) = &mut self.requests[request];
-            let grown = sequence.len() + new - known.len();
+            let first = sequence.len();
+            // Those of a request that was preempted have names.
+            let grown = (first + new).saturating_sub(known.len());
             known.extend((0..grown as u64).map(|token| self.named + token));
             self.named += grown as u64;
             self.attention.grow(stream, sequence, new).unwrap();
-            names.extend_from_slice(&known[known.len() - new..]);
+            names.extend_from_slice(&known[first..first + new]);
         }
         let batch = turns.iter().map(|(request, new)| {
             let of = BatchRequest::of(&self.requests[*request].0, *new);
@@ -113,7 +154,7 @@ impl<'a> Server<'a> {
         if self.graphs.serves(&metadata) {
             let mut step = self.graphs.begin(stream, &mut metadata).unwrap();
             for layer in 0..LAYERS {
-                let rows = Rows::of(stream, &names, layer);
+                let rows = Rows::of(stream, &names, layer).stored(stream, self.stored);
                 let output = step.forward(layer, rows.inputs()).unwrap();
                 assert_eq!(output.shape(), [HEADS, metadata.tokens(), LATENT]);
                 replayed.push(output.download(stream).unwrap());
@@ -126,7 +167,7 @@ impl<'a> Server<'a> {
         let with_padding: Vec<u64> = names.iter().copied().chain(filled).collect();
         let mut step = self.attention.begin(stream, &metadata).unwrap();
         for layer in 0..LAYERS {
-            let rows = Rows::of(stream, &with_padding, layer);
+            let rows = Rows::of(stream, &with_padding, layer).stored(stream, self.stored);
             let output = step.forward(layer, rows.inputs()).unwrap();
             let output = output.download(stream).unwrap();
             for token in 0..names.len() {
@@ -141,9 +182,14 @@ impl<'a> Server<'a> {
                     .chunks(LATENT)
                     .enumerate()
                     .flat_map(|(head, latent)| project(layer, true, HEADS, latent)[head * DIM..][..DIM].to_vec());
-                let want = dense(&self.requests[*request].1, layer, AttentionShape::latent(HEADS));
+                let (sequence, names) = &self.requests[*request];
+                let names = &names[..sequence.len()];
+                let want = dense_over(names, layer, AttentionShape::latent(HEADS), |_, latent| match self.stored {
+                    Some(stored) => latent.into_iter().map(|x| read(stored, x)).collect(),
+                    None => latent,
+                });
                 for (got, want) in got.zip(want) {
-                    assert!(abs_diff_eq!(got, want, epsilon = 2e-2), "{got}, not {want}");
+                    assert!(abs_diff_eq!(got, want, epsilon = epsilon(self.stored)), "{got}, not {want}");
                 }
             }
         }
@@ -168,9 +214,15 @@ impl<'a> Server<'a> {
 fn replays(format: Cache, each: usize, steps: &[&[usize]]) -> usize {
     let stream = harness::stream();
     let limits = GraphLimits::new([1, 2, 4], 300).tokens_each(each);
-    let mut server = Server::new(&stream, format, &limits);
-    assert_eq!(server.graphs.backend(LAYERS - 1), Some("mla"));
-    server.step(&[126, 30]);
+    replays_of(Server::new(&stream, format, &limits), each, steps)
+}
+
+fn replays_of(mut server: Server<'_>, each: usize, steps: &[&[usize]]) -> usize {
+    let name = if server.stored.is_some() { "quantised_mla" } else { "mla" };
+    assert_eq!(server.graphs.backend(LAYERS - 1), Some(name));
+    server.steps(&[126, 30]);
+    let before = std::mem::take(&mut server.replays);
+    assert!(before == 0 || server.stored.is_some());
     for news in steps {
         server.step(news);
     }
@@ -179,9 +231,58 @@ fn replays(format: Cache, each: usize, steps: &[&[usize]]) -> usize {
     server.step(&[each, each, each]);
     server.preempt(1);
     server.step(&[1, 0, 1]);
-    server.step(&[0, 40, 1]);
+    server.steps(&[0, 40, 1]);
     server.step(&[1, 1, 1]);
     server.replays
+}
+
+/// Decodes and drafts over latents of one byte, of each product.
+#[test]
+fn steps_over_quantised_latents_are_replayed() {
+    let int8 = [(Cache::Nz, QuantisedType::Int8)];
+    let floats = [(Cache::BnNBsD, QuantisedType::Float8E4M3Fn), (Cache::BnBsH, QuantisedType::HiFloat8)];
+    let of_950 = ascend_950().map(|stream| (stream, [int8[0], floats[0], floats[1]].to_vec()));
+    for (stream, caches) in [Some((harness::stream(), int8.to_vec())), of_950].into_iter().flatten() {
+        for (format, stored) in caches {
+            for each in [1, 3] {
+                let limits = GraphLimits::new([1, 2, 4], 300).tokens_each(each);
+                let server = Server::over(&stream, quantised(&stream, format, stored), &limits);
+                let drafts: [&[usize]; 4] = [&[3, 1], &[2, 3], &[1, 0], &[3, 3]];
+                let decodes: [&[usize]; 5] = [&[1, 1], &[1, 1], &[1, 0], &[1, 1], &[1, 1]];
+                let steps: &[&[usize]] = if each == 1 { &decodes } else { &drafts };
+                assert!(replays_of(server, each, steps) >= 7, "{format:?} {stored:?}");
+            }
+        }
+    }
+}
+
+/// Inputs in another form than that of the cache, and queries of another type, are refused before anything is copied.
+#[test]
+fn a_graph_over_quantised_latents_takes_its_own_queries() {
+    let stream = harness::stream();
+    let limits = GraphLimits::new([1, 2], 300);
+    let mut server = Server::over(&stream, quantised(&stream, Cache::Nz, QuantisedType::Int8), &limits);
+    server.step(&[3]);
+    let (sequence, _) = &mut server.requests[0];
+    server.attention.grow(&stream, sequence, 1).unwrap();
+    let settings = BatchSettings::of(server.attention.cache(), Causality::Causal);
+    let mut metadata = AttentionMetadata::new(&[BatchRequest::of(sequence, 1)], settings).unwrap();
+    let mut step = server.graphs.begin(&stream, &mut metadata).unwrap();
+    let absorbed = Rows::of(&stream, &[7], 0);
+    let why = step.forward(0, absorbed.inputs()).map(drop).unwrap_err();
+    assert!(why.breaks(&rules::GRAPH_INPUTS), "{why}");
+    assert!(why.to_string().contains("`LayerInputs::quantised_latent`"), "{why}");
+    let other = Rows::of(&stream, &[7], 0).stored(&stream, Some(QuantisedType::Float8E4M3Fn));
+    let why = step.forward(0, other.inputs()).map(drop).unwrap_err();
+    assert!(why.breaks(&rules::ARGUMENT_VALUE), "{why}");
+    let wide = Rows::of(&stream, &[7, 8, 9], 0).stored(&stream, Some(QuantisedType::Int8));
+    let why = step.forward(0, wide.inputs()).map(drop).unwrap_err();
+    assert!(why.breaks(&rules::STEP_TOKENS), "{why}");
+    for layer in 0..LAYERS {
+        let rows = Rows::of(&stream, &[7], layer).stored(&stream, Some(QuantisedType::Int8));
+        step.forward(layer, rows.inputs()).unwrap();
+    }
+    step.end().unwrap();
 }
 
 #[test]

@@ -98,14 +98,25 @@ pub fn absorb(layer: usize, heads: usize, query: &[bf16]) -> Vec<bf16> {
 
 /// A token's output by the definition: it is the last of `names` and sees all of them. `[N, 128]`.
 pub fn dense(names: &[u64], layer: usize, shape: AttentionShape) -> Vec<f64> {
+    dense_over(names, layer, shape, |_, latent| latent)
+}
+
+/// A token's output by the definition, over what is read of the latent at each position.
+pub fn dense_over(
+    names: &[u64],
+    layer: usize,
+    shape: AttentionShape,
+    read: impl Fn(usize, Vec<f64>) -> Vec<f64>,
+) -> Vec<f64> {
     let heads = shape.heads;
     let asks = *names.last().unwrap();
     let query = exact(&row(asks, layer, What::Query, heads * DIM));
     let query_rope = exact(&row(asks, layer, What::QueryRope, heads * ROPE));
     let seen: Vec<_> = names
         .iter()
-        .map(|name| {
-            let latent = exact(&row(*name, layer, What::Latent, LATENT));
+        .enumerate()
+        .map(|(position, name)| {
+            let latent = read(position, exact(&row(*name, layer, What::Latent, LATENT)));
             let rope = exact(&row(*name, layer, What::KeyRope, ROPE));
             let key = project(layer, false, heads, &latent);
             (key, rope, project(layer, true, heads, &latent))

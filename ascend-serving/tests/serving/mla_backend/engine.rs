@@ -3,16 +3,17 @@
 use approx::abs_diff_eq;
 use std::sync::Mutex;
 
+use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache};
+use ascend_serving::kv::{Cache, CacheShape, LatentScale, PadPolicy, PagedKvCache, QuantisedType};
 use ascend_serving::{
     Attention, AttentionShape, Backend, Backends, BatchSettings, Causality, Drafting, LatentForm, LatentRows,
-    LatentTensors, LayerInputs, Result, StatePolicy, UpProjected,
+    LatentTensors, LayerInputs, QuantisedQueries, Result, StatePolicy, UpProjected,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::definition::{What, absorb, dense, exact, project, row, up_project};
+use super::definition::{What, absorb, dense_over, exact, project, row, up_project};
 use super::{DIM, LATENT, LAYERS, ROPE};
 use crate::acts::{Act, Schedule, Turn};
 
@@ -27,6 +28,8 @@ pub struct Model {
     pub room: usize,
     pub dump: bool,
     pub mtp: bool,
+    /// The type of latents of one byte.
+    pub stored: Option<QuantisedType>,
 }
 
 /// Most requests at a time.
@@ -37,15 +40,52 @@ pub struct Engine<'a> {
     settings: BatchSettings,
     attention: Attention<bf16>,
     shape: AttentionShape,
+    stored: Option<QuantisedType>,
     pub schedule: Schedule,
     pub checked: usize,
+    /// Steps with both forms of queries.
+    pub mixed: usize,
     /// Tokens of each call of the projection.
     pub projected: Mutex<Vec<usize>>,
 }
 
 /// Bytes of the workspace for this number of cached tokens.
-fn workspace(heads: usize, tokens: usize) -> usize {
-    tokens * (LATENT + ROPE + heads * (DIM + ROPE + DIM)) * size_of::<bf16>()
+fn workspace(model: &Model, tokens: usize) -> usize {
+    let quantised = if model.stored.is_some() { 3 * LATENT } else { 0 };
+    tokens * ((LATENT + ROPE + model.heads * (DIM + ROPE + DIM)) * size_of::<bf16>() + quantised)
+}
+
+/// The scale of latents between -1 and 1.
+pub fn scale_of(stored: QuantisedType) -> LatentScale {
+    let largest = match stored {
+        QuantisedType::Int8 => 127.0,
+        QuantisedType::Float8E4M3Fn => 112.0,
+        QuantisedType::HiFloat8 => 15.0,
+        other => panic!("{other:?}"),
+    };
+    LatentScale::new(1.0 / largest).unwrap()
+}
+
+/// What is read of an element of a latent that was stored as one byte.
+pub fn read(stored: QuantisedType, x: f64) -> f64 {
+    let factor = scale_of(stored).factor();
+    let number = x as f32 / factor;
+    let number = match stored {
+        QuantisedType::Int8 => number.round_ties_even().clamp(-128.0, 127.0),
+        QuantisedType::Float8E4M3Fn => Float8E4M3Fn::from_f32(number).to_f32(),
+        QuantisedType::HiFloat8 => HiFloat8::from_f32(number).to_f32(),
+        other => panic!("{other:?}"),
+    };
+    f64::from(number) * f64::from(factor)
+}
+
+/// How far a row may be from the definition over what is read: rounded queries, probabilities and results.
+pub fn epsilon(stored: Option<QuantisedType>) -> f64 {
+    match stored {
+        None => 2e-2,
+        Some(QuantisedType::Int8) => 2e-2,
+        Some(_) => 8e-2,
+    }
 }
 
 impl<'a> Engine<'a> {
@@ -58,16 +98,27 @@ impl<'a> Engine<'a> {
         let of = CacheShape::latent(LAYERS).format(model.format);
         // One more than the requests can have, where padding is dumped.
         let blocks = model.blocks + 1;
-        let cache = PagedKvCache::new(stream.device(), blocks, model.block_size, of, pad).unwrap();
-        let mla = Backend::Mla { workspace_bytes: workspace(model.heads, model.room) };
+        let (device, size) = (stream.device(), model.block_size);
+        let workspace_bytes = workspace(model, model.room);
+        let (cache, mla) = match model.stored {
+            None => (PagedKvCache::new(device, blocks, size, of, pad), Backend::Mla { workspace_bytes }),
+            Some(stored) => {
+                let scales = [scale_of(stored); LAYERS];
+                let cache = PagedKvCache::latents_as(stream, blocks, size, of, pad, stored, &scales);
+                (cache, Backend::QuantisedMla { workspace_bytes })
+            }
+        };
+        let cache = cache.unwrap();
         Self {
             stream,
             settings: BatchSettings::of(&cache, Causality::Causal)
                 .policy(StatePolicy::new(true, model.mtp.then_some(Drafting::Mtp))),
             attention: Attention::new(shape, cache, Backends::none().with(mla)),
             shape,
+            stored: model.stored,
             schedule: Schedule::of(REQUESTS),
             checked: 0,
+            mixed: 0,
             projected: Mutex::default(),
         }
     }
@@ -91,6 +142,7 @@ impl<'a> Engine<'a> {
             _ => 0,
         };
         let names = self.schedule.names(turns, pad);
+        self.mixed += usize::from(split > 0 && split < names.len());
         let (heads, stream) = (self.shape.heads, self.stream);
         let projected = &self.projected;
         let projection =
@@ -115,28 +167,50 @@ impl<'a> Engine<'a> {
             .collect();
         // Of each layer the outputs of absorbed queries and of plain ones.
         let mut results: Vec<[Option<Tensor<bf16>>; 2]> = Vec::new();
+        let cache = self.attention.cache();
+        let scales: Vec<_> = match self.stored {
+            None => Vec::new(),
+            Some(_) => (0..LAYERS).map(|layer| cache.quantised_layer(layer).unwrap().latent_scale().unwrap()).collect(),
+        };
         {
             let mut step = self.attention.begin(stream, &metadata).unwrap();
             for (layer, inputs) in inputs.iter().enumerate() {
                 let [absorbed, plain, query_rope, latent, key_rope] = inputs;
                 let decoded = vec![bf16::NAN; heads * split * LATENT];
                 let decoded = stream.upload(&decoded, [heads, split, LATENT]).unwrap();
-                let (query, form) = match split {
-                    0 => (plain, LatentForm::Plain(&projection)),
-                    _ if split == names.len() => (absorbed, LatentForm::Absorbed),
-                    _ => {
-                        let form = LatentForm::Mixed { absorbed, decoded: &decoded, projection: &projection };
-                        (plain, form)
+                let quantised = self.stored.filter(|_| split > 0).map(|stored| {
+                    let of_absorbed = query_rope.narrow(0, 0..split).unwrap();
+                    let queries = (absorbed, &of_absorbed);
+                    let (queries, divided) = QuantisedQueries::on_host(stream, stored, queries, scales[layer]).unwrap();
+                    // The rotary parts of prefills stay as they are.
+                    let mut ropes = divided.download(stream).unwrap();
+                    ropes.extend_from_slice(&query_rope.download(stream).unwrap()[ropes.len()..]);
+                    (queries, stream.upload(&ropes, query_rope.shape()).unwrap())
+                });
+                let query_rope = quantised.as_ref().map_or(query_rope, |(_, divided)| divided);
+                let is_mixed = split > 0 && split < names.len();
+                let (decoded, projection) = (&decoded, &projection);
+                let (query, form) = match (split, &quantised) {
+                    (0, _) => (plain, LatentForm::Plain(projection)),
+                    (_, None) if !is_mixed => (absorbed, LatentForm::Absorbed),
+                    (_, None) => (plain, LatentForm::Mixed { absorbed, decoded, projection }),
+                    (_, Some((queries, _))) if !is_mixed => (query_rope, LatentForm::Quantised(queries)),
+                    (_, Some((queries, _))) => {
+                        (plain, LatentForm::QuantisedMixed { absorbed: queries, decoded, projection })
                     }
                 };
-                let tensors = LatentTensors { query_rope, form };
-                let inputs = LayerInputs::latent(query, latent, key_rope, tensors);
+                let inputs = match form {
+                    LatentForm::Quantised(queries) => {
+                        LayerInputs::quantised_latent(queries, query_rope, latent, key_rope)
+                    }
+                    _ => LayerInputs::latent(query, latent, key_rope, LatentTensors { query_rope, form }),
+                };
                 // The last layer's output goes into a tensor of the caller, like the decodes'.
                 let output = if layer + 1 < LAYERS {
                     step.forward(layer, inputs).unwrap().clone()
                 } else {
                     let shape = match form {
-                        LatentForm::Absorbed => [heads, split, LATENT],
+                        LatentForm::Absorbed | LatentForm::Quantised(_) => [heads, split, LATENT],
                         _ => [names.len() - split, heads, DIM],
                     };
                     let nan = vec![bf16::NAN; shape.iter().product()];
@@ -146,8 +220,10 @@ impl<'a> Engine<'a> {
                 };
                 results.push(match form {
                     LatentForm::Plain(_) => [None, Some(output)],
-                    LatentForm::Absorbed => [Some(output), None],
-                    LatentForm::Mixed { .. } => [Some(decoded), Some(output)],
+                    LatentForm::Absorbed | LatentForm::Quantised(_) => [Some(output), None],
+                    LatentForm::Mixed { .. } | LatentForm::QuantisedMixed { .. } => {
+                        [Some(decoded.clone()), Some(output)]
+                    }
                     _ => panic!("a form without outputs here"),
                 });
             }
@@ -164,7 +240,16 @@ impl<'a> Engine<'a> {
             let plain = result(&outputs[1], [names.len() - split, heads, DIM]);
             for row in self.schedule.rows(turns) {
                 let position = row.names.len() - 1;
-                let want = dense(row.names, layer, self.shape);
+                // Absorbed queries read every latent from the cache, plain ones those of earlier steps.
+                let turn = turns.iter().find(|turn| turn.request == row.request).unwrap();
+                let cached = match row.token < split {
+                    true => usize::MAX,
+                    false => self.schedule.requests[row.request].sequence.len() - turn.new,
+                };
+                let want = dense_over(row.names, layer, self.shape, |position, latent| match self.stored {
+                    Some(stored) if position < cached => latent.into_iter().map(|x| read(stored, x)).collect(),
+                    _ => latent,
+                });
                 let got: Vec<f64> = match row.token.checked_sub(split) {
                     Some(token) => plain[token * heads * DIM..][..heads * DIM].to_vec(),
                     None => (0..heads)
@@ -178,7 +263,7 @@ impl<'a> Engine<'a> {
                 };
                 for (x, (got, want)) in got.iter().zip(&want).enumerate() {
                     prop_assert!(
-                        abs_diff_eq!(got, want, epsilon = 2e-2),
+                        abs_diff_eq!(got, want, epsilon = epsilon(self.stored)),
                         "layer {layer}, request {}, position {position}, element {x}: {got}, expected {want}; \
                          {:?},                          {split} absorbed",
                         row.request,

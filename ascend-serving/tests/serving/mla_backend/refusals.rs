@@ -105,10 +105,20 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     let reason = refusal(mla(), Causality::Causal, 3, 5, "mixed");
     let why = "mixed queries for 0 decodes and 1 prefills";
     assert!(reason.starts_with("mla: backend.latent") && reason.contains(why), "{reason}");
-    // Tokens whose elements are not contiguous cannot be gathered.
+    // The release has no operator that gathers tokens in pieces.
     let step = (Cache::Nz, 17, 5);
     let reason = said(refused(&stream, mla(), Causality::Causal, step, "plain"));
-    assert!(reason.contains("given cache: "), "{reason}");
+    assert!(reason.contains("aclnnGatherPaKvCache"), "{reason}");
+}
+
+/// A chunk of an NZ cache begins with a block, where the release gathers from such caches.
+#[test]
+fn a_workspace_below_a_block_of_each_request_is_refused_over_nz() {
+    let stream = harness::stream();
+    let small = Backends::none().with(Backend::Mla { workspace_bytes: 64 << 10 });
+    let why = refused(&stream, small, Causality::Causal, (Cache::Nz, 17, 150), "plain");
+    let Error::NoBackend { reasons, .. } = why else { panic!("{why}") };
+    assert!(reasons.contains("latent.workspace") && reasons.contains("begins at token"), "{reasons}");
 }
 
 #[test]

@@ -1,42 +1,92 @@
 //! Any schedule, and some whose calls are known.
 
-use ascend_serving::kv::Cache;
+use ascend_attention::Stream;
+use ascend_serving::kv::{Cache, QuantisedType};
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 
 use super::engine::{Engine, Model, REQUESTS};
 use crate::acts::{Act, act, config};
 use crate::harness;
+use crate::quantised_caches::ascend_950;
 
-fn model() -> impl Strategy<Value = Model> {
-    let format = prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD)];
+/// Models whose latents have 16 bits, or are of this type.
+fn model(stored: Option<QuantisedType>) -> impl Strategy<Value = Model> {
+    let int8 = stored == Some(QuantisedType::Int8);
+    let format = match int8 {
+        true => Just(Cache::Nz).boxed(),
+        false => prop_oneof![Just(Cache::BnBsH), Just(Cache::BnNBsD), Just(Cache::Nz)].boxed(),
+    };
     let sizes = (0usize..2, any::<bool>(), 2usize..5, format);
-    (sizes, REQUESTS..150, any::<[bool; 2]>()).prop_map(|((heads, small, blocks, format), room, flags)| Model {
-        heads: 1 << heads,
-        block_size: if small { 16 } else { 128 },
-        blocks: if small { 8 * blocks } else { blocks },
-        format,
-        room,
-        dump: flags[0],
-        mtp: flags[1],
+    (sizes, REQUESTS..150, any::<[bool; 2]>()).prop_map(move |((heads, small, blocks, format), room, flags)| {
+        let small = small && stored.is_none() && format != Cache::Nz;
+        Model {
+            heads: 1 << heads,
+            block_size: if small { 16 } else { 128 },
+            blocks: if small { 8 * blocks } else { blocks },
+            format,
+            // Chunks of an NZ cache begin with a block.
+            room: if format == Cache::Nz { 128 * REQUESTS + room } else { room },
+            dump: flags[0],
+            mtp: flags[1],
+            stored,
+        }
     })
+}
+
+type Steps = Vec<(Vec<Act>, usize, bool)>;
+
+fn steps() -> impl Strategy<Value = Steps> {
+    prop::collection::vec((prop::collection::vec(act(90, 4), 1..5), 0usize..5, any::<bool>()), 1..6)
+}
+
+fn run(stream: &Stream, model: &Model, steps: &Steps) -> Result<(), TestCaseError> {
+    let mut engine = Engine::new(stream, model);
+    for (acts, pad, absorbed) in steps {
+        engine.act(acts, *pad, *absorbed)?;
+    }
+    engine.end();
+    Ok(())
 }
 
 proptest! {
     #![proptest_config(config(16))]
 
     #[test]
-    fn any_schedule_is_the_definition(model in model(), steps in prop::collection::vec((prop::collection::vec(act(90, 4), 1..5), 0usize..5, any::<bool>()), 1..6)) {
-        let stream = harness::stream();
-        let mut engine = Engine::new(&stream, &model);
-        for (acts, pad, absorbed) in &steps {
-            engine.act(acts, *pad, *absorbed)?;
+    fn any_schedule_is_the_definition(model in model(None), steps in steps()) {
+        run(&harness::stream(), &model, &steps)?;
+    }
+
+    #[test]
+    fn any_schedule_over_int8_is_the_definition(model in model(Some(QuantisedType::Int8)), steps in steps()) {
+        run(&harness::stream(), &model, &steps)?;
+    }
+
+    #[test]
+    fn any_schedule_on_ascend_950_is_the_definition(
+        model in prop_oneof![
+            model(Some(QuantisedType::Int8)),
+            model(Some(QuantisedType::Float8E4M3Fn)),
+            model(Some(QuantisedType::HiFloat8)),
+        ],
+        steps in steps(),
+    ) {
+        if let Some(stream) = ascend_950() {
+            run(&stream, &model, &steps)?;
         }
-        engine.end();
     }
 }
 
-const SMALL: Model =
-    Model { heads: 2, block_size: 16, blocks: 40, format: Cache::BnBsH, room: 40, dump: false, mtp: true };
+const SMALL: Model = Model {
+    heads: 2,
+    block_size: 16,
+    blocks: 40,
+    format: Cache::BnBsH,
+    room: 40,
+    dump: false,
+    mtp: true,
+    stored: None,
+};
 
 #[test]
 fn chunks_stay_within_the_workspace_and_end_with_blocks() {
@@ -76,17 +126,29 @@ fn chunks_stay_within_the_workspace_and_end_with_blocks() {
     engine.end();
 }
 
+/// Prompts, chunks behind cached tokens, decodes and drafts of a whole request.
 #[test]
-fn absorbed_queries_read_nz_caches() {
+fn nz_caches_serve_whole_requests() {
     let stream = harness::stream();
-    let model = Model { block_size: 128, blocks: 4, format: Cache::Nz, ..SMALL };
-    let mut engine = Engine::new(&stream, &model);
-    // Nothing cached yet, so that nothing has to be gathered.
+    for stored in [None, Some(QuantisedType::Int8)] {
+        let model = Model { block_size: 128, blocks: 8, format: Cache::Nz, room: 256, stored, ..SMALL };
+        whole_requests(&stream, &model);
+    }
+}
+
+fn whole_requests(stream: &Stream, model: &Model) {
+    let mut engine = Engine::new(stream, model);
     let acts = [Act::Chunk(0, 140), Act::Chunk(3, 9)];
     engine.act(&acts, 1, false).unwrap();
     for acts in [[Act::Chunk(4, 1), Act::Chunk(1, 1)], [Act::Verify(4, 3, 2), Act::Chunk(1, 1)]] {
         engine.act(&acts, 2, true).unwrap();
     }
-    assert!(engine.checked >= 18, "{} rows", engine.checked);
+    // Chunks of two blocks for one request, and of one for each of two.
+    engine.act(&[Act::Chunk(4, 150)], 0, false).unwrap();
+    engine.act(&[Act::Chunk(4, 20), Act::Chunk(1, 3)], 0, false).unwrap();
+    // A decode beside a chunk.
+    engine.act(&[Act::Chunk(4, 1), Act::Chunk(1, 40)], 1, true).unwrap();
+    assert_eq!(engine.mixed, 1);
+    assert!(engine.checked >= 27, "{} rows", engine.checked);
     engine.end();
 }

@@ -1,0 +1,52 @@
+//! Layers with scales of their own.
+
+use ascend_attention::Element;
+
+use crate::error::{Error, Result};
+
+use super::attention::Attention;
+
+impl<T: Element> Attention<T> {
+    /// Gives each layer of attention a factor of its scores, by its number in the model, in the place of that of its
+    /// group's [`AttentionShape`](crate::AttentionShape): for models that divide by the number of the layer
+    /// (`scale_attn_by_inverse_layer_idx`) or learn a factor.
+    ///
+    /// A step plans once for each factor, and what a plan holds ([`StepPlan::memory`](crate::StepPlan::memory)) is held
+    /// for each. Graphs have the factors of their capture: set them before. What is made with heads of its own, such as
+    /// a [`TreeVerification`](crate::TreeVerification), has one factor.
+    ///
+    /// ```
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// use ascend_attention::{Runtime, bf16};
+    /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache};
+    /// use ascend_serving::{Attention, AttentionShape, Backends};
+    ///
+    /// let device = Runtime::emulated()?.device(0)?;
+    /// let cache = PagedKvCache::<bf16>::new(&device, 8, 128, CacheShape::new(4, 2, 64), PadPolicy::SkipNegative)?;
+    /// let attention = Attention::new(AttentionShape::new(4, 2, 64), cache, Backends::standard(&device));
+    /// let attention = attention.layer_scales(|layer| 0.1 / (layer + 1) as f64)?;
+    /// assert!(attention.layer_scales(|_| 0.0).is_err());
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) as for
+    /// [`AttentionShape::check`](crate::AttentionShape::check), with the layer.
+    pub fn layer_scales(mut self, scale: impl Fn(usize) -> f64) -> Result<Self> {
+        for group in &mut self.groups {
+            let scales = group.layers.iter().map(|layer| {
+                let scale = scale(*layer);
+                let mut checked = group.shape.scale(scale).check();
+                if let Err(Error::Violation(why)) = &mut checked {
+                    why.given.push_str(&format!(" in layer {layer}"));
+                }
+                checked.map(|()| scale)
+            });
+            group.scales = scales.collect::<Result<_>>()?;
+        }
+        Ok(self)
+    }
+}
