@@ -18,26 +18,34 @@
 //! before, and no sum of logarithms takes digits from the others. A token reads only what stands before it, also within
 //! a register tile, so that what is not finite stays out of earlier tokens.
 //!
-//! A task has a head of a sequence, and passes for each chunk over the rows of the state, a few vectors of 16 at a
-//! time. A result depends on the call and the instruction set alone.
+//! A chunk has as many tokens as a vector has lanes, so that all matrices are of blocks of 16 by 16. A task has a head
+//! of a sequence, and passes for each chunk over the rows of the state, 16 at a time: what a pass reads stays in the L1
+//! cache. A result depends on the call and the instruction set alone.
 
 use super::delta_rule::{Buffers, Tensor, for_each_head};
 use super::prefetch::CacheLevel;
-use super::register_tile::multiply_add;
+use super::register_tile::{multiply_add, multiply_add_columns};
 use super::scratch::{Scratch, take};
 use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
 use ascend_spec::ops::delta_rule::{DeltaRuleProblem, Run};
 use std::array::from_fn;
-use std::ops::Range;
 
 /// Tokens of a chunk: the products within it grow with its length, and the passes over the state with their number.
-const CHUNK: usize = 32;
+const CHUNK: usize = WIDTH;
 
-/// Vectors of a row of products with the keys of a chunk.
-const GROUPS: usize = CHUNK / WIDTH;
+/// Sixteen rows or columns of 16 elements.
+type Block = [Vector; WIDTH];
 
-/// Most vectors of state rows that a pass takes.
-const PANEL: usize = 2;
+/// The rows of the identity.
+const UNIT: Block = {
+    let mut unit = [[0.0; WIDTH]; WIDTH];
+    let mut row = 0;
+    while row < WIDTH {
+        unit[row][row] = 1.0;
+        row += 1;
+    }
+    unit
+};
 
 /// Computes the runs on the current rayon pool.
 ///
@@ -56,27 +64,28 @@ pub(crate) unsafe fn run(problem: &DeltaRuleProblem, runs: (&[Run], bool), buffe
 /// As for [`run`].
 pub(super) unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
     for_each_head(problem, runs, buffers, |run, head| {
-        let (dim, groups) = (problem.key_dim, problem.value_dim.div_ceil(WIDTH));
-        let pitch = dim.div_ceil(WIDTH);
-        let counts = [CHUNK * pitch, CHUNK * pitch, GROUPS * dim, GROUPS * dim, CHUNK * GROUPS, CHUNK * GROUPS];
+        let (pitch, groups) = (problem.key_dim.div_ceil(WIDTH), problem.value_dim.div_ceil(WIDTH));
+        let counts = [pitch, pitch, groups, groups * pitch, 1, 1, 1];
         Scratch::with(|scratch| {
-            let mut rest = scratch.vectors(counts.iter().sum::<usize>() + (groups * dim) + PANEL * CHUNK);
-            let [keys, queries, across, along, correcting, reading] = counts.map(|count| take(&mut rest, count));
-            let state = take(&mut rest, groups * dim);
+            let (mut rest, _) = scratch.vectors(counts.iter().sum::<usize>() * WIDTH).as_chunks_mut();
+            let [keys, queries, values, state, correcting, reading, corrections] =
+                counts.map(|count| take(&mut rest, count));
+            let nothing = [0.0; WIDTH];
             let chunk = Chunk {
                 tokens: 0,
-                dim,
+                dim: problem.key_dim,
                 keys,
                 queries,
-                across,
-                along,
-                correcting,
-                reading,
-                beta: [0.0; CHUNK],
-                carried: [0.0; CHUNK],
-                kept: [[0.0; WIDTH]; GROUPS],
+                correcting: &mut correcting[0],
+                reading: &mut reading[0],
+                beta: nothing,
+                correcting_state: nothing,
+                reading_state: nothing,
+                kept: nothing,
+                carried: 1.0,
             };
-            level.run(Head { problem, buffers, run, head, state, corrections: rest, chunk });
+            let corrections = &mut corrections[0];
+            level.run(Head { problem, buffers, run, head, state, values, corrections, chunk });
         });
     });
 }
@@ -86,22 +95,20 @@ struct Chunk<'a> {
     tokens: usize,
     /// Elements of a key.
     dim: usize,
-    /// Keys and scaled queries, by rows of whole vectors.
-    keys: &'a mut [Vector],
-    queries: &'a mut [Vector],
-    /// Keys by columns: for each 16 tokens a vector for each element, as a right factor.
-    across: &'a mut [Vector],
-    /// Keys by columns: for each element its vectors of tokens, as a left factor.
-    along: &'a mut [Vector],
-    /// `-A`, by rows of tokens.
-    correcting: &'a mut [Vector],
-    /// `P`, by rows of tokens.
-    reading: &'a mut [Vector],
-    beta: [f32; CHUNK],
-    /// The part of the state before the chunk that each token finds.
-    carried: [f32; CHUNK],
+    /// Keys and queries by columns: for each element those of the tokens. Zeros fill the last block.
+    keys: &'a mut [Block],
+    queries: &'a mut [Block],
+    /// `-A` and `P`, by rows of tokens.
+    correcting: &'a mut Block,
+    reading: &'a mut Block,
+    beta: Vector,
+    /// `-diag(beta) d` and `scale d`, which multiply products with the state before the chunk.
+    correcting_state: Vector,
+    reading_state: Vector,
     /// The part of each token's correction that the chunk's last token leaves.
-    kept: [Vector; GROUPS],
+    kept: Vector,
+    /// The part of the state before the chunk that its last token leaves.
+    carried: f32,
 }
 
 /// A value head of a sequence.
@@ -111,9 +118,11 @@ struct Head<'a> {
     run: Run,
     head: usize,
     /// The state: for each 16 of its rows, its columns.
-    state: &'a mut [Vector],
-    /// The corrections of a pass: for each 16 rows of the state those of the chunk's tokens.
-    corrections: &'a mut [Vector],
+    state: &'a mut [Block],
+    /// For each 16 rows of the state the values of the chunk's tokens, and behind a pass their outputs.
+    values: &'a mut [Block],
+    /// The corrections of a pass: for each token those of 16 rows of the state.
+    corrections: &'a mut Block,
     chunk: Chunk<'a>,
 }
 
@@ -123,369 +132,289 @@ impl Kernel for Head<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
         match S::SHAPE {
-            Shape::Wide => self.chunks::<S, 8, PANEL>(simd),
-            Shape::Six => self.chunks::<S, 4, 1>(simd),
-            Shape::Two => self.chunks::<S, 2, 1>(simd),
+            Shape::Wide => self.chunks::<S, 16>(simd),
+            Shape::Six => self.chunks::<S, 4>(simd),
+            Shape::Two => self.chunks::<S, 2>(simd),
         }
     }
 }
 
 impl Head<'_> {
     #[inline(always)]
-    fn chunks<S: Simd, const ROWS: usize, const COLUMNS: usize>(&mut self, simd: S) {
+    fn chunks<S: Simd, const ROWS: usize>(&mut self, simd: S) {
         let Self { problem, buffers, run, head, .. } = *self;
-        let (dim, value_dim) = (problem.key_dim, problem.value_dim);
-        for (group, state) in self.state.chunks_exact_mut(dim).enumerate() {
+        let (dim, value_dim, pitch) = (problem.key_dim, problem.value_dim, self.chunk.keys.len());
+        let rows_of = |group: usize| WIDTH.min(value_dim - group * WIDTH);
+        for (group, state) in self.state.chunks_exact_mut(pitch).enumerate() {
+            let place = |row| [run.start, head, group * WIDTH + row, 0];
             // SAFETY: the promise of `run`, by which the state is one of the tensor, and this task's alone.
-            unsafe { load(simd, &buffers.begin, [run.start, head, group * WIDTH], value_dim, state) };
+            unsafe { read_rows(simd, &buffers.begin, place, [rows_of(group), dim], state) };
+            transpose(simd, state);
         }
         for first in (0..run.tokens).step_by(CHUNK) {
+            let token = run.first + first;
             self.chunk.tokens = CHUNK.min(run.tokens - first);
-            self.widen(simd, run.first + first);
-            self.chunk.multiply_keys::<S, ROWS, COLUMNS>(simd);
-            self.decay(simd, run.first + first);
-            let mut group = 0;
-            while group + COLUMNS <= self.state.len() / dim {
-                self.pass::<S, ROWS, COLUMNS>(simd, run.first + first, group);
-                group += COLUMNS;
+            self.gates(simd, token);
+            self.widen(simd, token);
+            self.chunk.multiply_keys::<S, ROWS>(simd);
+            let next = token + CHUNK..(token + 2 * CHUNK).min(run.first + run.tokens);
+            let groups = self.values.len();
+            for group in 0..groups {
+                self.prefetch(next.clone().skip(group).step_by(groups));
+                self.pass::<S, ROWS>(simd, group);
             }
-            for group in group..self.state.len() / dim {
-                self.pass::<S, ROWS, 1>(simd, run.first + first, group);
+            if let Some(out) = &buffers.out {
+                let place = |row| [token + row, head, 0, 0];
+                // SAFETY: the promise of `run`, by which the tokens are some of the tensor, and their outputs this
+                // task's alone.
+                unsafe { write_rows(simd, out, place, [self.chunk.tokens, value_dim], self.values) };
             }
         }
-        for (group, state) in self.state.chunks_exact(dim).enumerate() {
+        for (group, state) in self.state.chunks_exact_mut(pitch).enumerate() {
+            let place = |row| [run.sequence, head, group * WIDTH + row, 0];
+            transpose(simd, state);
             // SAFETY: the promise of `run`, by which the state is one of the tensor, and this task's alone.
-            unsafe { store(simd, &buffers.end, [run.sequence, head, group * WIDTH], value_dim, state) };
+            unsafe { write_rows(simd, &buffers.end, place, [rows_of(group), dim], state) };
         }
     }
 
-    /// Widens the keys and queries of the chunk that begins with a token, and transposes the keys.
+    /// Takes beta and decays of the chunk that begins with a token: what the products with keys are multiplied with to
+    /// become `-A` and `P`, and how much of the state and the corrections is left where.
     #[inline(always)]
-    fn widen<S: Simd>(&mut self, simd: S, token: usize) {
-        let Self { problem, buffers, ref mut chunk, .. } = *self;
-        let (dim, key_head) = (chunk.dim, problem.key_head(self.head));
-        let pitch = chunk.pitch();
-        let scale = simd.splat(problem.scale);
-        let rows = chunk.keys.chunks_exact_mut(pitch).zip(chunk.queries.chunks_exact_mut(pitch));
-        for (token, (keys, queries)) in (token..token + chunk.tokens).zip(rows) {
-            // SAFETY: the promise of `run`, by which the token is one of the tensors.
-            unsafe {
-                buffers.key.read_row(simd, [token, key_head, 0, 0], dim, keys);
-                buffers.query.read_row(simd, [token, key_head, 0, 0], dim, queries);
-            }
-            for query in queries {
-                simd.store(simd.multiply(simd.load(query), scale), query);
-            }
-        }
-        for group in 0..chunk.tokens.div_ceil(WIDTH) {
-            for block in 0..pitch {
-                let mut turned = [[0.0; WIDTH]; WIDTH];
-                for (row, turned) in turned.iter_mut().enumerate() {
-                    *turned = chunk.keys[(group * WIDTH + row) * pitch + block];
-                }
-                let turned = simd.transpose(&turned);
-                for (element, column) in (block * WIDTH..dim).zip(&turned) {
-                    chunk.across[group * dim + element] = *column;
-                    chunk.along[element * GROUPS + group] = *column;
-                }
-            }
-        }
-    }
-
-    /// Makes of the products with keys `-A` and `P`.
-    #[inline(always)]
-    fn decay<S: Simd>(&mut self, simd: S, token: usize) {
-        let Self { buffers, head, ref mut chunk, .. } = *self;
-        let mut kept = [[0.0; WIDTH]; GROUPS];
-        let mut carried = 1.0;
-        for t in 0..chunk.tokens {
+    fn gates<S: Simd>(&mut self, simd: S, token: usize) {
+        let Self { problem, buffers, head, ref mut chunk, .. } = *self;
+        let mut decays = [1.0; CHUNK];
+        for (t, decay) in decays[..chunk.tokens].iter_mut().enumerate() {
             let place = [token + t, head, 0, 0];
             // SAFETY: the promise of `run`, by which the token is one of the tensors.
             let (beta, g) = unsafe { (buffers.beta.read(place), buffers.g.map_or(0.0, |g| g.read(place))) };
-            let decay = g.exp();
-            carried *= decay;
-            (chunk.beta[t], chunk.carried[t]) = (beta, carried);
-            let seen = t / WIDTH;
-            for kept in &mut kept[..=seen] {
-                simd.store(simd.multiply(simd.load(kept), simd.splat(decay)), kept);
-            }
-            kept[seen][t % WIDTH] = 1.0;
-            for (group, kept) in kept[..=seen].iter().enumerate() {
-                let (kept, at) = (simd.load(kept), t * GROUPS + group);
-                let (correcting, reading) = (&mut chunk.correcting[at], &mut chunk.reading[at]);
-                let corrected = simd.multiply(simd.splat(-beta), kept);
-                simd.store(simd.multiply(corrected, simd.load(correcting)), correcting);
-                simd.store(simd.multiply(kept, simd.load(reading)), reading);
-            }
+            (chunk.beta[t], *decay) = (beta, g.exp());
         }
-        chunk.kept = kept;
+        let mut kept = simd.splat(0.0);
+        chunk.carried = 1.0;
+        for (t, decay) in decays[..chunk.tokens].iter().enumerate() {
+            chunk.carried *= decay;
+            chunk.correcting_state[t] = -chunk.beta[t] * chunk.carried;
+            chunk.reading_state[t] = problem.scale * chunk.carried;
+            kept = simd.mul_add(kept, simd.splat(*decay), simd.load(&UNIT[t]));
+            simd.store(simd.multiply(kept, simd.splat(-chunk.beta[t])), &mut chunk.correcting[t]);
+            simd.store(simd.multiply(kept, simd.splat(problem.scale)), &mut chunk.reading[t]);
+        }
+        simd.store(kept, &mut chunk.kept);
     }
 
-    /// Passes over some vectors of the state's rows: corrections and outputs of the tokens, a register tile of them at
-    /// a time, and the next state.
+    /// Widens keys, queries and values of the chunk that begins with a token, and transposes keys and queries.
     #[inline(always)]
-    fn pass<S: Simd, const ROWS: usize, const COLUMNS: usize>(&mut self, simd: S, token: usize, group: usize) {
-        let dim = self.chunk.dim;
-        let value_dim = self.problem.value_dim;
-        let elements = (COLUMNS * WIDTH).min(value_dim - group * WIDTH);
-        for t in 0..self.chunk.tokens {
-            let mut values = [[0.0; WIDTH]; COLUMNS];
-            // SAFETY: the promise of `run`, by which the token is one of the tensors.
-            unsafe {
-                self.buffers.value.read_row(simd, [token + t, self.head, group * WIDTH, 0], elements, &mut values)
-            };
-            for (c, value) in values.into_iter().enumerate() {
-                self.corrections[c * CHUNK + t] = value;
-            }
+    fn widen<S: Simd>(&mut self, simd: S, token: usize) {
+        let Self { problem, buffers, head, ref mut chunk, ref mut values, .. } = *self;
+        let (tokens, dim, key_head) = (chunk.tokens, chunk.dim, problem.key_head(head));
+        // SAFETY: the promise of `run`, by which the tokens are some of the tensors.
+        unsafe {
+            let place = |row| [token + row, key_head, 0, 0];
+            read_rows(simd, &buffers.key, place, [tokens, dim], chunk.keys);
+            read_rows(simd, &buffers.query, place, [tokens, dim], chunk.queries);
+            let place = |row| [token + row, head, 0, 0];
+            read_rows(simd, &buffers.value, place, [tokens, problem.value_dim], values);
         }
-        for first in (0..self.chunk.tokens).step_by(ROWS) {
-            if group == 0 {
-                self.prefetch(token + CHUNK + first..token + CHUNK + first + ROWS);
-            }
-            let state = &mut self.state[group * dim..][..COLUMNS * dim];
-            self.chunk.correct::<S, ROWS, COLUMNS>(simd, first, state, self.corrections);
-            let Some(out) = &self.buffers.out else { continue };
-            let outs = self.chunk.read::<S, ROWS, COLUMNS>(simd, first, state, self.corrections);
-            for (t, row) in (first..self.chunk.tokens).zip(&outs) {
-                // SAFETY: the promise of `run`, by which the token is one of the tensors, and its output this task's
-                // alone.
-                unsafe { out.write_row(simd, [token + t, self.head, group * WIDTH, 0], row, elements) };
-            }
-        }
-        let state = &mut self.state[group * dim..][..COLUMNS * dim];
-        self.chunk.remember::<S, ROWS, COLUMNS>(simd, state, self.corrections);
+        transpose(simd, chunk.keys);
+        transpose(simd, chunk.queries);
     }
 
-    /// Prefetches what is read of tokens of the next chunk: each is in a page of its own.
+    /// Passes over 16 rows of the state: corrections and outputs of the tokens, a register tile of them at a time, and
+    /// the next state.
     #[inline(always)]
-    fn prefetch(&self, tokens: Range<usize>) {
-        let Self { problem, buffers, run, head, .. } = *self;
+    fn pass<S: Simd, const ROWS: usize>(&mut self, simd: S, group: usize) {
+        let Self { chunk, corrections, values, .. } = self;
+        let pitch = chunk.keys.len();
+        let (state, values) = (&mut self.state[group * pitch..][..pitch], &mut values[group]);
+        for first in tiles::<ROWS>(chunk.tokens) {
+            chunk.correct::<S, ROWS>(simd, first, state, values, corrections);
+            if self.buffers.out.is_some() {
+                chunk.read::<S, ROWS>(simd, first, state, corrections, values);
+            }
+        }
+        chunk.remember::<S, ROWS>(simd, state, corrections);
+    }
+
+    /// Prefetches what is touched of tokens: each is in a page of its own.
+    #[inline(always)]
+    fn prefetch(&self, tokens: impl Iterator<Item = usize>) {
+        let Self { problem, buffers, head, .. } = *self;
         let key_head = problem.key_head(head);
-        for token in tokens.start..tokens.end.min(run.first + run.tokens) {
-            let reads = [
-                (&buffers.key, key_head, problem.key_dim),
-                (&buffers.query, key_head, problem.key_dim),
-                (&buffers.value, head, problem.value_dim),
+        for token in tokens {
+            let rows = [
+                (Some(&buffers.key), key_head, problem.key_dim),
+                (Some(&buffers.query), key_head, problem.key_dim),
+                (Some(&buffers.value), head, problem.value_dim),
+                (buffers.out.as_ref(), head, problem.value_dim),
             ];
-            for (tensor, head, count) in reads {
-                tensor.prefetch_row(CacheLevel::L2, [token, head, 0, 0], count);
+            for (tensor, head, count) in rows {
+                if let Some(tensor) = tensor {
+                    tensor.prefetch_row(CacheLevel::L2, [token, head, 0, 0], count);
+                }
             }
         }
     }
 }
 
 impl Chunk<'_> {
-    /// Vectors of a key.
+    /// Multiplies keys and queries with keys, which makes of the gates `-A` and `P`.
     #[inline(always)]
-    fn pitch(&self) -> usize {
-        self.dim.div_ceil(WIDTH)
-    }
-
-    /// Multiplies keys and queries with the keys that are not behind them.
-    #[inline(always)]
-    fn multiply_keys<S: Simd, const ROWS: usize, const COLUMNS: usize>(&mut self, simd: S) {
-        for first in (0..self.tokens).step_by(ROWS) {
-            let groups = (first + ROWS).div_ceil(WIDTH);
-            let mut group = 0;
-            while group + COLUMNS <= groups {
-                self.multiply_tile::<S, ROWS, COLUMNS>(simd, first, group);
-                group += COLUMNS;
-            }
-            for group in group..groups {
-                self.multiply_tile::<S, ROWS, 1>(simd, first, group);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn multiply_tile<S: Simd, const ROWS: usize, const COLUMNS: usize>(&mut self, simd: S, first: usize, group: usize) {
-        let (dim, pitch) = (self.dim, self.pitch());
-        let right = columns::<COLUMNS>(&self.across[group * dim..], dim, dim);
-        for (left, products) in [(&self.keys, &mut self.correcting), (&self.queries, &mut self.reading)] {
-            let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
-            multiply_add(simd, rows(left, pitch, first, dim), right, &mut sums);
-            for r in 0..ROWS {
-                for c in 0..COLUMNS {
-                    simd.store(sums[r][c], &mut products[(first + r) * GROUPS + group + c]);
+    fn multiply_keys<S: Simd, const ROWS: usize>(&mut self, simd: S) {
+        let keys = &self.keys.as_flattened()[..self.dim];
+        let products = [(keys, &mut *self.correcting), (self.queries.as_flattened(), &mut *self.reading)];
+        for (left, weights) in products {
+            for first in tiles::<ROWS>(self.tokens) {
+                let mut sums = [[simd.splat(0.0)]; ROWS];
+                multiply_add_columns(simd, left, first, [keys], &mut sums);
+                for (weights, [sum]) in weights[first..][..ROWS].iter_mut().zip(sums) {
+                    simd.store(simd.multiply(simd.load(weights), sum), weights);
                 }
             }
         }
     }
 
-    /// Solves for the corrections of a tile of tokens, where `corrections` has their values, and the corrections of the
-    /// tokens before.
+    /// Solves for the corrections of a tile of tokens by the corrections of the tokens before.
     #[inline(always)]
-    fn correct<S: Simd, const ROWS: usize, const COLUMNS: usize>(
+    fn correct<S: Simd, const ROWS: usize>(
         &self,
         simd: S,
         first: usize,
-        state: &[Vector],
-        corrections: &mut [Vector],
+        state: &[Block],
+        values: &Block,
+        corrections: &mut Block,
     ) {
-        let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
-        multiply_add(
-            simd,
-            rows(self.keys, self.pitch(), first, self.dim),
-            columns::<COLUMNS>(state, self.dim, self.dim),
-            &mut sums,
-        );
+        let mut sums = [[simd.splat(0.0)]; ROWS];
+        let state = &state.as_flattened()[..self.dim];
+        multiply_add_columns(simd, self.keys.as_flattened(), first, [state], &mut sums);
         for r in 0..ROWS {
-            let (beta, carried) = (simd.splat(self.beta[first + r]), simd.splat(self.carried[first + r]));
-            for c in 0..COLUMNS {
-                let value = simd.load(&corrections[c * CHUNK + first + r]);
-                sums[r][c] = simd.multiply(beta, simd.subtract(value, simd.multiply(carried, sums[r][c])));
-            }
+            let value = simd.multiply(simd.splat(self.beta[first + r]), simd.load(&values[first + r]));
+            sums[r] = [simd.mul_add(simd.splat(self.correcting_state[first + r]), sums[r][0], value)];
         }
-        let before = columns::<COLUMNS>(corrections, CHUNK, first);
-        let weights: [&[f32]; ROWS] = rows(self.correcting, GROUPS, first, first + ROWS);
-        multiply_add(simd, weights, before, &mut sums);
-        for r in 1..ROWS {
-            for q in 0..r {
-                let weight = simd.splat(weights[r][first + q]);
-                let solved = sums[q];
-                for (sum, solved) in sums[r].iter_mut().zip(solved) {
-                    *sum = simd.mul_add(weight, solved, *sum);
+        multiply_add(simd, rows(self.correcting, first), [&corrections[..first]], &mut sums);
+        // Written out for each token, since the compiler leaves the outer loop as it is, and its sums in memory.
+        macro_rules! eliminate {
+            ($($q:literal)*) => { $(if $q < ROWS {
+                let [solved] = sums[$q];
+                for r in $q + 1..ROWS {
+                    let weight = simd.splat(self.correcting[first + r][first + $q]);
+                    sums[r] = [simd.mul_add(weight, solved, sums[r][0])];
                 }
-            }
+            })* };
         }
+        eliminate!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
         for r in 0..ROWS {
-            for c in 0..COLUMNS {
-                simd.store(sums[r][c], &mut corrections[c * CHUNK + first + r]);
-            }
+            simd.store(sums[r][0], &mut corrections[first + r]);
         }
     }
 
     /// The outputs of a tile of tokens.
     #[inline(always)]
-    fn read<S: Simd, const ROWS: usize, const COLUMNS: usize>(
+    fn read<S: Simd, const ROWS: usize>(
         &self,
         simd: S,
         first: usize,
-        state: &[Vector],
-        corrections: &[Vector],
-    ) -> [[Vector; COLUMNS]; ROWS] {
-        let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
-        let state = columns::<COLUMNS>(state, self.dim, self.dim);
-        multiply_add(simd, rows(self.queries, self.pitch(), first, self.dim), state, &mut sums);
-        for (sums, carried) in sums.iter_mut().zip(&self.carried[first..]) {
-            let carried = simd.splat(*carried);
-            for sum in sums {
-                *sum = simd.multiply(carried, *sum);
-            }
+        state: &[Block],
+        corrections: &Block,
+        outs: &mut Block,
+    ) {
+        let mut sums = [[simd.splat(0.0)]; ROWS];
+        let state = &state.as_flattened()[..self.dim];
+        multiply_add_columns(simd, self.queries.as_flattened(), first, [state], &mut sums);
+        for ([sum], part) in sums.iter_mut().zip(&self.reading_state[first..]) {
+            *sum = simd.multiply(simd.splat(*part), *sum);
         }
-        let weights: [&[f32]; ROWS] = rows(self.reading, GROUPS, first, first + ROWS);
-        multiply_add(simd, weights, columns::<COLUMNS>(corrections, CHUNK, first), &mut sums);
-        for r in 0..ROWS {
-            for q in 0..=r {
-                let weight = simd.splat(weights[r][first + q]);
-                for c in 0..COLUMNS {
-                    let correction = simd.load(&corrections[c * CHUNK + first + q]);
-                    sums[r][c] = simd.mul_add(weight, correction, sums[r][c]);
+        let weights: [&[f32]; ROWS] = rows(self.reading, first);
+        multiply_add(simd, weights, [&corrections[..first]], &mut sums);
+        for q in 0..ROWS {
+            let correction = simd.load(&corrections[first + q]);
+            for r in 0..ROWS {
+                if r >= q {
+                    let weight = simd.splat(weights[r][first + q]);
+                    sums[r] = [simd.mul_add(weight, correction, sums[r][0])];
                 }
             }
         }
-        let mut outs = [[[0.0; WIDTH]; COLUMNS]; ROWS];
-        for (out, sum) in outs.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
-            simd.store(*sum, out);
+        for r in 0..ROWS {
+            simd.store(sums[r][0], &mut outs[first + r]);
         }
-        outs
     }
 
     /// Lets the state decay and adds the corrections to it.
     #[inline(always)]
-    fn remember<S: Simd, const ROWS: usize, const COLUMNS: usize>(
-        &self,
-        simd: S,
-        state: &mut [Vector],
-        corrections: &mut [Vector],
-    ) {
-        for (t, kept) in self.kept.as_flattened()[..self.tokens].iter().enumerate() {
-            for c in 0..COLUMNS {
-                let correction = &mut corrections[c * CHUNK + t];
-                simd.store(simd.multiply(simd.load(correction), simd.splat(*kept)), correction);
-            }
+    fn remember<S: Simd, const ROWS: usize>(&self, simd: S, state: &mut [Block], corrections: &mut Block) {
+        for (correction, kept) in corrections[..self.tokens].iter_mut().zip(&self.kept) {
+            simd.store(simd.multiply(simd.load(correction), simd.splat(*kept)), correction);
         }
-        let right = columns::<COLUMNS>(corrections, CHUNK, self.tokens);
-        let mut first = 0;
-        while first + ROWS <= self.dim {
-            self.remember_tile::<S, ROWS, COLUMNS>(simd, first, state, right);
-            first += ROWS;
-        }
-        for first in first..self.dim {
-            self.remember_tile::<S, 1, COLUMNS>(simd, first, state, right);
-        }
-    }
-
-    #[inline(always)]
-    fn remember_tile<S: Simd, const ROWS: usize, const COLUMNS: usize>(
-        &self,
-        simd: S,
-        first: usize,
-        state: &mut [Vector],
-        right: [&[Vector]; COLUMNS],
-    ) {
-        let carried = simd.splat(self.carried[self.tokens - 1]);
-        let mut sums = [[simd.splat(0.0); COLUMNS]; ROWS];
-        for r in 0..ROWS {
-            for c in 0..COLUMNS {
-                sums[r][c] = simd.multiply(carried, simd.load(&state[c * self.dim + first + r]));
-            }
-        }
-        multiply_add(simd, rows(self.along, GROUPS, first, self.tokens), right, &mut sums);
-        for r in 0..ROWS {
-            for c in 0..COLUMNS {
-                simd.store(sums[r][c], &mut state[c * self.dim + first + r]);
+        for (keys, state) in self.keys.iter().zip(state) {
+            for first in (0..WIDTH).step_by(ROWS) {
+                let mut sums = [[simd.splat(0.0)]; ROWS];
+                for r in 0..ROWS {
+                    sums[r] = [simd.multiply(simd.splat(self.carried), simd.load(&state[first + r]))];
+                }
+                multiply_add(simd, rows(keys, first), [&corrections[..self.tokens]], &mut sums);
+                for r in 0..ROWS {
+                    simd.store(sums[r][0], &mut state[first + r]);
+                }
             }
         }
     }
 }
 
-/// Loads 16 rows of a state, from a row on, as columns.
+/// The first tokens of the register tiles that have tokens.
+#[inline(always)]
+fn tiles<const ROWS: usize>(tokens: usize) -> impl Iterator<Item = usize> {
+    (0..CHUNK).step_by(ROWS).take_while(move |first| *first < tokens)
+}
+
+/// Rows of a block, from one on, as a left factor.
+#[inline(always)]
+fn rows<const ROWS: usize>(block: &Block, first: usize) -> [&[f32]; ROWS] {
+    from_fn(|r| block[first + r].as_slice())
+}
+
+/// Transposes each block.
+#[inline(always)]
+fn transpose<S: Simd>(simd: S, blocks: &mut [Block]) {
+    for block in blocks {
+        *block = simd.transpose(block);
+    }
+}
+
+/// Reads rows of elements, as many as `[rows, count]`, from places: for each 16 elements a block of the rows.
 ///
 /// # Safety
 ///
-/// The tensor has the state, live and written by no other thread.
+/// The tensor has the elements, live and written by no other thread.
 #[inline(always)]
-unsafe fn load<S: Simd>(simd: S, from: &Tensor, [slot, head, row]: [usize; 3], rows: usize, state: &mut [Vector]) {
-    let dim = state.len();
-    for (block, columns) in state.chunks_mut(WIDTH).enumerate() {
-        let mut turned = [[0.0; WIDTH]; WIDTH];
-        for (lanes, row) in turned.chunks_mut(1).zip(row..rows) {
-            // SAFETY: the caller's promise.
-            unsafe { from.read_row(simd, [slot, head, row, block * WIDTH], WIDTH.min(dim - block * WIDTH), lanes) };
-        }
-        let turned = simd.transpose(&turned);
-        columns.copy_from_slice(&turned[..columns.len()]);
+unsafe fn read_rows<S: Simd>(
+    simd: S,
+    from: &Tensor,
+    place: impl Fn(usize) -> [usize; 4],
+    [rows, count]: [usize; 2],
+    blocks: &mut [Block],
+) {
+    for row in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe { from.read_row(simd, place(row), count, blocks.iter_mut().map(|block| &mut block[row])) };
     }
 }
 
-/// Stores 16 rows of a state, from a row on, whose values are in columns.
+/// Writes rows of elements, as many as `[rows, count]`, to places.
 ///
 /// # Safety
 ///
-/// The tensor has the state, live and accessed by no other thread.
+/// The tensor has the elements, live and accessed by no other thread.
 #[inline(always)]
-unsafe fn store<S: Simd>(simd: S, to: &Tensor, [slot, head, row]: [usize; 3], rows: usize, state: &[Vector]) {
-    for (block, columns) in state.chunks(WIDTH).enumerate() {
-        let mut turned = [[0.0; WIDTH]; WIDTH];
-        turned[..columns.len()].copy_from_slice(columns);
-        let turned = simd.transpose(&turned);
-        for (lanes, row) in turned.chunks(1).zip(row..rows) {
-            // SAFETY: the caller's promise.
-            unsafe { to.write_row(simd, [slot, head, row, block * WIDTH], lanes, columns.len()) };
-        }
+unsafe fn write_rows<S: Simd>(
+    simd: S,
+    to: &Tensor,
+    place: impl Fn(usize) -> [usize; 4],
+    [rows, count]: [usize; 2],
+    blocks: &[Block],
+) {
+    for row in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe { to.write_row(simd, place(row), blocks.iter().map(|block| &block[row]), count) };
     }
-}
-
-/// Rows of a left factor, each of `pitch` vectors, from a row on and up to a length.
-#[inline(always)]
-fn rows<const ROWS: usize>(vectors: &[Vector], pitch: usize, first: usize, inner: usize) -> [&[f32]; ROWS] {
-    let all = vectors.as_flattened();
-    from_fn(|r| &all[(first + r) * pitch * WIDTH..][..inner])
-}
-
-/// Vectors of columns of a right factor, `pitch` apart, up to a length.
-#[inline(always)]
-fn columns<const COLUMNS: usize>(vectors: &[Vector], pitch: usize, inner: usize) -> [&[Vector]; COLUMNS] {
-    from_fn(|c| &vectors[c * pitch..][..inner])
 }

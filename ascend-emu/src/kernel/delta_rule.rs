@@ -116,19 +116,27 @@ impl Tensor {
     ///
     /// As for [`read`](Self::read), of each of them.
     #[inline(always)]
-    pub(super) unsafe fn read_row<S: Simd>(&self, simd: S, place: [usize; 4], count: usize, to: &mut [Vector]) {
-        let (whole, rest) = to.split_at_mut(self.whole(count));
+    pub(super) unsafe fn read_row<'v, S: Simd>(
+        &self,
+        simd: S,
+        place: [usize; 4],
+        count: usize,
+        to: impl IntoIterator<Item = &'v mut Vector>,
+    ) {
+        let whole = self.whole(count);
         let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
-        for (block, to) in whole.iter_mut().enumerate() {
+        let mut to = to.into_iter().enumerate();
+        for (block, to) in to.by_ref().take(whole) {
             // SAFETY: the caller's promise, for each element. No alignment is assumed.
             let bits = unsafe { first.wrapping_add(block).read_unaligned() };
             simd.store(simd.widen_bf16(&bits), to);
         }
-        let elements = whole.len() * WIDTH..count;
-        rest.fill([0.0; WIDTH]);
-        for (element, to) in elements.zip(rest.as_flattened_mut()) {
-            // SAFETY: the caller's promise, for each element.
-            *to = unsafe { self.read_behind(place, element) };
+        for (block, to) in to {
+            *to = [0.0; WIDTH];
+            for (element, to) in (block * WIDTH..count).zip(to) {
+                // SAFETY: the caller's promise, for each element.
+                *to = unsafe { self.read_behind(place, element) };
+            }
         }
     }
 
@@ -138,10 +146,17 @@ impl Tensor {
     ///
     /// The tensor has the elements, which are live and accessed by no other thread.
     #[inline(always)]
-    pub(super) unsafe fn write_row<S: Simd>(&self, simd: S, place: [usize; 4], values: &[Vector], count: usize) {
+    pub(super) unsafe fn write_row<'v, S: Simd>(
+        &self,
+        simd: S,
+        place: [usize; 4],
+        values: impl IntoIterator<Item = &'v Vector>,
+        count: usize,
+    ) {
         let whole = self.whole(count);
         let first = self.at::<[u16; WIDTH]>(place, size_of::<bf16>());
-        for (block, values) in values[..whole].iter().enumerate() {
+        let mut values = values.into_iter();
+        for (block, values) in values.by_ref().take(whole).enumerate() {
             let bits = simd.narrow_bf16(simd.load(values));
             // SAFETY: the caller's promise, for each element. No alignment is assumed.
             unsafe { first.wrapping_add(block).write_unaligned(bits) };
@@ -177,7 +192,7 @@ impl Tensor {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.write_rest(place, state, whole * WIDTH..count) };
+        unsafe { self.write_rest(place, &state[whole..], whole * WIDTH..count) };
     }
 
     /// Writes some elements of the last axis one by one.
@@ -186,9 +201,13 @@ impl Tensor {
     ///
     /// As for [`write_row`](Self::write_row), of these elements.
     #[inline(always)]
-    unsafe fn write_rest(&self, place: [usize; 4], values: &[Vector], elements: Range<usize>) {
-        let rest = &values.as_flattened()[elements.start..];
-        for (element, &value) in elements.zip(rest) {
+    unsafe fn write_rest<'v>(
+        &self,
+        place: [usize; 4],
+        values: impl IntoIterator<Item = &'v Vector>,
+        elements: Range<usize>,
+    ) {
+        for (element, &value) in elements.zip(values.into_iter().flatten()) {
             let step = element as isize * self.step as isize;
             // SAFETY: the caller's promise, for each element. No alignment is assumed.
             unsafe {
@@ -374,9 +393,9 @@ impl Head<'_> {
         let place = [token, head, 0, 0];
         // SAFETY: the promise of `run`, by which the token is one of the tensors.
         let (beta, decay) = unsafe {
-            buffers.key.read_row(simd, [token, key_head, 0, 0], dim, keys);
+            buffers.key.read_row(simd, [token, key_head, 0, 0], dim, &mut *keys);
             match &buffers.gk {
-                Some(gk) => gk.read_row(simd, place, dim, decays),
+                Some(gk) => gk.read_row(simd, place, dim, &mut *decays),
                 None => decays.fill([0.0; WIDTH]),
             }
             (buffers.beta.read(place), buffers.g.map_or(1.0, |g| g.read(place).exp()))

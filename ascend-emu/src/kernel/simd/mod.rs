@@ -7,7 +7,7 @@
 //!
 //! | name | needs | registers of a [`Vector`] | register tile of a product |
 //! |---|---|---|---|
-//! | `avx512` | AVX-512 F, BW, DQ, VL | 1 of 32 | 8 x 3, 6 x 4 |
+//! | `avx512` | AVX-512 F, BW, DQ, VL | 1 of 32 | 8 x 3, 6 x 4, 16 x 1 |
 //! | `avx2` | AVX2, FMA, F16C | 2 of 16 | 6 x 1 |
 //! | `neon` | AArch64 | 4 of 32 | 6 x 1 |
 //! | `portable` | nothing | what the target has | 2 x 1 |
