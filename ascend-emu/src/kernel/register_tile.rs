@@ -1,9 +1,9 @@
 //! The inner loop of products of matrices: the sums of a register tile.
 //!
-//! The left factor is read by rows or by columns, the right one by vectors of columns, each of which runs along the inner
-//! axis. A tile of `ROWS` by `COLUMNS` vectors stays in registers, and the loop is loads and multiply-adds only: bounds
-//! are checked before it. A left factor by columns has its rows at constant distances, so that one register addresses
-//! all of them.
+//! The left factor is read by rows or by columns, the right one by vectors of columns, each of which runs along the
+//! inner axis. A tile of `ROWS` by `COLUMNS` vectors stays in registers, and the loop is loads and multiply-adds only:
+//! bounds are checked before it. A left factor by columns has its rows at constant distances, so that one register
+//! addresses all of them.
 
 use super::simd::{Simd, Vector, WIDTH};
 
