@@ -236,7 +236,7 @@ fn a_step_whose_replay_was_dropped_is_computed_either_way() {
                 let mut step = attention.begin(&stream, &metadata).unwrap();
                 for layer in 0..2 {
                     let [query, key, value] = tensors(&stream, &rows, layer);
-                    compared(layer, &step.forward(layer, (&query, &key, &value)).unwrap());
+                    compared(layer, step.forward(layer, (&query, &key, &value)).unwrap());
                 }
                 step.end().unwrap();
             }
