@@ -10,7 +10,7 @@
 //! | causal, compressed | [`Masks::causal`] | prefill and decoding of every serving system |
 //! | split-fuse | [`Masks::chunked_prefill`] | vLLM-Ascend, chunks of prompts and decoding rows in one call |
 //! | causal, full | [`Masks::causal_full`], [`Masks::causal_matrix`] | operators without sparse modes |
-//! | a view of it | [`Masks::causal_view`] | operators without sparse modes |
+//! | causal, a view of the full one | [`Masks::causal_view`] | operators without sparse modes |
 //! | pooling | [`Masks::pooling`] | vLLM-Ascend's pooling runner |
 //! | latent attention | [`Masks::mla`] | vLLM-Ascend and SGLang, prefill of multi-head latent attention |
 //! | sliding window | [`Masks::sliding_window`], [`Masks::sliding_window_matrix`] | Mistral, Gemma, gpt-oss |
@@ -18,7 +18,7 @@
 //! | local chunks | [`Masks::local`] | Llama 4 |
 //! | context parallel | [`Masks::context_parallel`] | decoding with drafts on several ranks, vLLM-Ascend |
 //! | token tree | [`Masks::tree`] | speculative verification, SGLang |
-//! | token tree without its context | [`Masks::drafts`], [`Masks::packed_drafts`] | latent attention from CANN 9.1 on |
+//! | token tree, without its context | [`Masks::drafts`], [`Masks::packed_drafts`] | verification, latents (CANN 9.1) |
 //! | formula | [`Masks::geometry`] | TriangleMix, sparse prefill of long prompts |
 //! | custom | [`Masks::custom`] | everything else |
 //!

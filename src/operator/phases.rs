@@ -78,8 +78,8 @@ macro_rules! phase_one {
 pub(crate) use phase_one;
 
 /// Makes `phases_of`, [`EntryPoints`] and [`Parameter`] of an operator: a line a version, which names its number in the
-/// declaration of the arguments, and both functions; then, in braces, what the operator says otherwise of its
-/// parameters.
+/// declaration of the arguments, and both functions; then, in braces, the methods of [`Parameter`] that the operator
+/// has of its own. `Parameter`, `Version` and [`phase_one`] are those in scope.
 macro_rules! entry_points {
     (
         $arguments:ident, $call:ty;

@@ -226,9 +226,9 @@ impl State {
 const ON_HARDWARE: &str = "on hardware the streams wait here for HCCL_EXEC_TIMEOUT; let every rank make the same calls \
                            in the same order";
 
-/// What mends ranks that wait for one whose turn comes on the thread that waits.
-pub(super) const THREAD_EACH: &str = "where ranks of one process share a thread, give each a thread of its own: one \
-                                      that waits for another keeps it";
+/// Advice for ranks of this process that share the thread on which one of them waits.
+pub(super) const THREAD_EACH: &str = "if ranks of one process share a thread, give each its own: a rank that waits \
+                                      keeps the thread from the rank that it waits for";
 
 impl Communicator {
     /// The reason for which the communicator has failed.
@@ -304,10 +304,12 @@ impl Communicator {
             } else if state.ranks.get(rank).is_some_and(|rank_state| rank_state.gone.is_some()) {
                 Some(format!("{call} of rank {rank} is not over, and its rank is gone"))
             } else if begun.elapsed() >= self.limit {
+                let is_here = missing.iter().any(|rank| self.local_ranks.contains(rank));
+                let advice = if is_here { format!("; {THREAD_EACH}") } else { String::new() };
                 let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
                 Some(format!(
                     "{call} of rank {rank} has waited for {} s (ASCEND_EMU_COLLECTIVE_TIMEOUT, or the communicator's \
-                     hcclExecTimeOut) for rank {}; {THREAD_EACH}",
+                     hcclExecTimeOut) for rank {}{advice}",
                     self.limit.as_secs(),
                     missing.join(", ")
                 ))

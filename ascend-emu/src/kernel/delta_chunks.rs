@@ -394,6 +394,7 @@ unsafe fn read_rows<S: Simd>(
     [rows, count]: [usize; 2],
     blocks: &mut [Block],
 ) {
+    debug_assert!(count <= blocks.len() * WIDTH, "{count} elements for {} blocks", blocks.len());
     for row in 0..rows {
         // SAFETY: the caller's promise.
         unsafe { from.read_row(simd, place(row), count, blocks.iter_mut().map(|block| &mut block[row])) };
@@ -413,6 +414,7 @@ unsafe fn write_rows<S: Simd>(
     [rows, count]: [usize; 2],
     blocks: &[Block],
 ) {
+    debug_assert!(count <= blocks.len() * WIDTH, "{count} elements of {} blocks", blocks.len());
     for row in 0..rows {
         // SAFETY: the caller's promise.
         unsafe { to.write_row(simd, place(row), blocks.iter().map(|block| &block[row]), count) };

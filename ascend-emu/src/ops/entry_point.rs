@@ -123,8 +123,15 @@ macro_rules! phase_two {
 }
 
 /// Defines both functions of an operator: a line a version, with its number in the declaration of the arguments, and
-/// what checks and prepares a call, as [`executor_of`] takes it.
+/// what checks and prepares a call, as [`executor_of`] takes it; or the operator of all of them, which is made of a
+/// call and its version.
 macro_rules! c_functions {
+    ($table:ident of $operator:ident; $($number:tt $version:ident: $one:ident, $two:ident;)*) => {
+        c_functions! {
+            $table;
+            $($number $version: $one, $two => |arguments| $operator::new(arguments, Version::$version);)*
+        }
+    };
     ($table:ident; $($number:tt $version:ident: $one:ident, $two:ident => $new:expr;)*) => {
         $(
             $table! { ascend_spec::arguments_of_version {

@@ -1,9 +1,8 @@
 //! RingAttentionUpdate as an operator of the emulator.
 
-use super::checked_call::checked_call;
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
-use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
@@ -12,11 +11,9 @@ use crate::kernel::element_view::ElementView;
 use crate::kernel::ring_update::{self, Buffers, Triple};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Argument, Arguments, Parameter, RingUpdateProblem, Version};
 use ascend_spec::{TensorDesc, ring_attention_update_arguments};
-use std::ops::Range;
 
 checked_call! { RingUpdateOperator: RingUpdateProblem, target, version }
 
@@ -30,28 +27,7 @@ impl RingUpdateOperator {
 }
 
 impl DeclaredOperator for RingUpdateOperator {
-    type Arguments = Arguments<TensorDesc>;
-
-    fn symbol(&self) -> &'static str {
-        self.version.symbol()
-    }
-
-    fn version(&self) -> u8 {
-        self.version.number()
-    }
-
-    fn arguments(&self) -> &Self::Arguments {
-        &self.arguments
-    }
-
-    fn is_idle(&self) -> bool {
-        false
-    }
-
-    fn touches(&self, visit: &mut dyn FnMut(Argument, Range<u64>)) {
-        let call = self.arguments.call();
-        (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
-    }
+    declared_by_problem! { of a version }
 
     unsafe fn reads(&self, addresses: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
         let Some(order) = self.softmax_order() else {
@@ -133,12 +109,8 @@ fn is_softmax(parameter: Parameter) -> bool {
     maxima.contains(&parameter) || sums.contains(&parameter)
 }
 
-fn new(version: Version) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<RingUpdateOperator> {
-    move |arguments| RingUpdateOperator::new(arguments, version)
-}
-
 c_functions! {
-    ring_attention_update_arguments;
-    1 V1: aclnnRingAttentionUpdateGetWorkspaceSize, aclnnRingAttentionUpdate => new(Version::V1);
-    2 V2: aclnnRingAttentionUpdateV2GetWorkspaceSize, aclnnRingAttentionUpdateV2 => new(Version::V2);
+    ring_attention_update_arguments of RingUpdateOperator;
+    1 V1: aclnnRingAttentionUpdateGetWorkspaceSize, aclnnRingAttentionUpdate;
+    2 V2: aclnnRingAttentionUpdateV2GetWorkspaceSize, aclnnRingAttentionUpdateV2;
 }

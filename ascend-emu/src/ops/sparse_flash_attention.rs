@@ -3,10 +3,8 @@
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::listed_keys::{ListedKeys as _, attends_to_listed_keys, listed_keys};
-use crate::descriptor::DescribedTensor;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
-use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::sparse_flash_attention::{
     Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version,
@@ -35,12 +33,8 @@ impl DeclaredOperator for SparseFlashOperator {
     attends_to_listed_keys! {}
 }
 
-fn new(version: Version) -> impl FnOnce(&Arguments<DescribedTensor>) -> Outcome<SparseFlashOperator> {
-    move |arguments| SparseFlashOperator::new(arguments, version)
-}
-
 c_functions! {
-    sparse_flash_attention_arguments;
-    1 V1: aclnnSparseFlashAttentionGetWorkspaceSize, aclnnSparseFlashAttention => new(Version::V1);
-    2 V2: aclnnSparseFlashAttentionV2GetWorkspaceSize, aclnnSparseFlashAttentionV2 => new(Version::V2);
+    sparse_flash_attention_arguments of SparseFlashOperator;
+    1 V1: aclnnSparseFlashAttentionGetWorkspaceSize, aclnnSparseFlashAttention;
+    2 V2: aclnnSparseFlashAttentionV2GetWorkspaceSize, aclnnSparseFlashAttentionV2;
 }

@@ -31,25 +31,31 @@ pub(crate) fn config(version: u32, bytes: usize, name: &str, seconds: i32) -> Bo
 #[test]
 fn a_rank_that_does_not_come_in_time_is_named() {
     let _alone = alone();
-    let (info, over) = (root_info(), Barrier::new(2));
-    let rank = |rank: u32| {
+    let (info, entered) = (root_info(), Barrier::new(2));
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let rank = |rank: u32, wait: &dyn Fn()| {
         let context = enter(rank);
-        let config = config(11, size_of::<HcclCommConfigV11>(), "", 1);
+        // The limit counts from here on.
+        entered.wait();
+        let config = config(11, size_of::<HcclCommConfigV11>(), "", 3);
         let (at, mut comm) = ((&raw const *config).cast(), null_mut());
         fine(unsafe { HcclCommInitRootInfoConfig(2, &info, rank, at, &mut comm) });
         let one = Rank { rank, size: 2, comm, stream: stream(), context };
         if rank == 0 {
             fine(unsafe { HcclBarrier(one.comm, one.stream) });
-            one.fails(&["has waited for 1 s", "for rank 1; where ranks of one process share a thread"]);
+            one.fails(&["has waited for 3 s", "for rank 1; if ranks of one process share a thread"]);
         }
-        over.wait();
+        wait();
         fine(unsafe { HcclCommDestroy(one.comm) });
         destroy(one.stream);
         ok(unsafe { aclrtDestroyContext(one.context) });
     };
     std::thread::scope(|scope| {
         let rank = &rank;
-        (0..2).for_each(|number| drop(scope.spawn(move || rank(number))));
+        // Dropped behind the first rank's calls, also where an assertion of it fails.
+        scope.spawn(move || rank(0, &|| over.send(()).unwrap_or_default()));
+        // An error is the end of the first rank, too.
+        scope.spawn(move || rank(1, &|| is_over.recv().unwrap_or_default()));
     });
 }
 
@@ -170,7 +176,7 @@ fn both_layouts_of_a_configuration_are_read_by_version() {
     let mut comm = null_mut();
     let begun = Instant::now();
     let result = unsafe { HcclCommInitRootInfoConfig(2, &info, 0, (&raw const *config).cast(), &mut comm) };
-    refused(result, HcclResult::HCCL_E_TIMEOUT, &["rank 1 has not joined in 1 s", "a thread of its own"]);
+    refused(result, HcclResult::HCCL_E_TIMEOUT, &["rank 1 has not joined in 1 s", "share a thread, give each its own"]);
     assert!(begun.elapsed() < Duration::from_secs(5));
     let blank: HcclCommConfig = unsafe { std::mem::zeroed() };
     let result = unsafe { HcclCommInitRootInfoConfig(1, &info, 0, &blank, &mut comm) };

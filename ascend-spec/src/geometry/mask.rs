@@ -105,8 +105,8 @@ impl MaskGeometry {
         }))
     }
 
-    /// The keys from the first to the last that row `i` sees; empty for rows that see none and for rows past the
-    /// query length. In every mode but 5 and 6 the row sees all keys of this range.
+    /// The keys from the first to the last that row `i` sees; empty for rows that see none and for rows past the query
+    /// length. It may not see all keys of this range, with a prefix or sinks: [`runs`](Self::runs) says which.
     pub fn row(&self, i: u64) -> Range<u64> {
         self.span(i..i.saturating_add(1))
     }

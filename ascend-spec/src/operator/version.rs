@@ -109,7 +109,7 @@ impl OperatorVersion {
         self.deprecated.is_some_and(|since| cann >= since)
     }
 
-    /// Atlas A2, A3 and Ascend 950 with the releases that have this version there.
+    /// The products that have this version, with their releases.
     pub(crate) fn products(self) -> Products {
         Products(self)
     }
@@ -132,7 +132,13 @@ pub(crate) struct Products(OperatorVersion);
 
 impl fmt::Display for Products {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let series = [("Atlas A2 and A3", self.0.a2_a3), ("Ascend 950", self.0.ascend950)];
+        let OperatorVersion { a2_a3, ascend950, inference, training, .. } = self.0;
+        let series = [
+            ("Atlas A2 and A3", a2_a3),
+            ("Ascend 950", ascend950),
+            ("the Atlas inference series (310P)", inference),
+            ("the Atlas training series", training),
+        ];
         let mut separator = "";
         for (series, since) in series {
             let Some(since) = since else { continue };

@@ -24,8 +24,8 @@ use crate::tensor::AnyTensor;
 /// | 2, 3 | `j <= i`, `j <= i + Skv - Sq` | [`FlashMask::causal`] |
 /// | 4 | a band from the last row and key | [`FlashMask::band`], [`FlashMask::sliding_window`] |
 /// | 5, 6 | `j < prefix` or `j <= i + Skv - Sq` | [`FlashMask::prefix_matrix`], [`FlashMask::prefix`] |
-/// | 7, 8 | packed: one sequence is a band, the others causal | [`FlashMask::cut`] |
-/// | 7 or 8 alone | the same, of the last sequence or the first | [`FlashMask::last_cut`], [`FlashMask::first_cut`] |
+/// | 7 | packed: the last sequence is a band, the others causal | [`FlashMask::cut`], [`FlashMask::last_cut`] |
+/// | 8 | packed: the first sequence is a band, the others causal | [`FlashMask::cut`], [`FlashMask::first_cut`] |
 #[derive(Clone, Debug, Default)]
 #[must_use = "a mask that no call is given hides nothing"]
 pub struct FlashMask {

@@ -8,8 +8,8 @@
 //! | name | needs | registers of a [`Vector`] | register tile of a product |
 //! |---|---|---|---|
 //! | `avx512` | AVX-512 F, BW, DQ, VL | 1 of 32 | 8 x 3, 6 x 4, 16 x 1 |
-//! | `avx2` | AVX2, FMA, F16C | 2 of 16 | 6 x 1 |
-//! | `neon` | AArch64 | 4 of 32 | 6 x 1 |
+//! | `avx2` | AVX2, FMA, F16C | 2 of 16 | 6 x 1, 4 x 1 |
+//! | `neon` | AArch64 | 4 of 32 | 6 x 1, 4 x 1 |
 //! | `portable` | nothing | what the target has | 2 x 1 |
 
 #[cfg(target_arch = "x86_64")]
@@ -36,11 +36,11 @@ pub(super) type Vector = [f32; WIDTH];
 /// The register tile of a product: how many sums it keeps in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Two rows by one vector.
+    /// Two vectors.
     Two,
-    /// Six rows by one vector.
+    /// At most six vectors: six rows by one, or four.
     Six,
-    /// Twenty-four vectors: eight rows by three, or six by four.
+    /// At most twenty-four vectors: eight rows by three, six by four, or sixteen by one.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "no other target has so many registers"))]
     Wide,
 }

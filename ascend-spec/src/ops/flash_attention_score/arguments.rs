@@ -7,6 +7,9 @@ use crate::attention_problem::TensorRole;
 /// Passes the tokens `$with`, in braces, and then the table of arguments to the macro `$then`;
 /// [`operator`](crate::operator) describes the table's form.
 ///
+/// Written out, and not made by `declare_operator!`: the table of FlashAttentionVarLenScore is made of it, and a macro
+/// that a macro has made cannot be called by its path in the same crate.
+///
 /// Source: aclnnFlashAttentionScore V1 to V4, parameter tables.
 #[doc(hidden)]
 #[macro_export]

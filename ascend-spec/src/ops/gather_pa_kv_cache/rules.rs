@@ -136,7 +136,8 @@ impl GatherCall<'_> {
         })
     }
 
-    /// The first lint that the call, which holds every rule, breaks, leaving out those in `allowed` (by id).
+    /// Checks for lints: the first that the call breaks, leaving out those in `allowed` (by id). A call that breaks a
+    /// rule has none: [`check`](Self::check) refuses it.
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.

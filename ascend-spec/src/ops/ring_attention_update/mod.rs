@@ -77,6 +77,11 @@ pub struct RingUpdateProblem {
 }
 
 impl RingUpdateProblem {
+    /// Whether there is nothing to compute: never, since a call without elements breaks a rule.
+    pub fn is_idle(&self) -> bool {
+        false
+    }
+
     /// The rows of each sequence, in order. `ends` are the contents of `actualSeqQlen`; with a batch axis they are
     /// ignored.
     pub fn sequences<'a>(&self, ends: &'a [i64]) -> impl Iterator<Item = Sequence> + use<'a> {

@@ -151,7 +151,8 @@ impl RingUpdateCall<'_> {
     }
 
     /// Checks for lints: the first that the call breaks, leaving out those in `allowed` (by id). The contents of the
-    /// tensors are not checked: see [`RingUpdateProblem::admits_lengths`] and [`admits`](super::admits).
+    /// tensors are not checked: see [`RingUpdateProblem::admits_lengths`] and [`admits`](super::admits). The target,
+    /// which calls of all operators take, makes no difference.
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.

@@ -115,7 +115,8 @@ impl ScatterCall<'_> {
     }
 
     /// Checks for lints: the first that the call breaks, leaving out those in `allowed` (by id). The contents of the
-    /// slot mapping are not checked: see [`slot_faults`](super::slot_faults).
+    /// slot mapping are not checked: see [`slot_faults`](super::slot_faults). The product, which
+    /// calls of all caches take, makes no difference.
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
