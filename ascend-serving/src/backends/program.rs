@@ -232,7 +232,7 @@ pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
 }
 
 /// The shape of a layer's output: `[tokens, N, D of the values]`; with latents as their form defines it.
-pub(super) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
+pub(crate) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
     match layer.latent.map(|latent| latent.form) {
         None => [tokens, heads, size(layer.value, 2)],

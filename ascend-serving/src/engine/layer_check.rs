@@ -130,6 +130,10 @@ fn check_latent<T: Element>(
                 )
                 .into());
             }
+            if !decoded.is_contiguous() {
+                let given = format_args!("decoded {} in layer {}", decoded.desc(), layer.layer);
+                return Err(rules::STEP_CONTIGUOUS.broken(given, "row-major strides").into());
+            }
         }
     }
     check(rows, "query_rope", latent.query_rope, heads, rope_dim)?;

@@ -3,13 +3,13 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::backends::{LatentForm, LayerInputs, LayerTensors, PreferredPlan, StepContext};
+use crate::backends::{LatentForm, LayerInputs, LayerTensors, PreferredPlan, StepContext, output_shape};
 use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, QueuedLayers, no_layer};
 use crate::rules;
 
-use super::layer_check::{InputKinds, check_layer};
+use super::layer_check::{InputKinds, check_layer, check_output};
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::linear_step::LinearStep;
 
@@ -144,6 +144,13 @@ impl<'a, T: Element> GroupStep<'a, T> {
             latent,
         };
         check_layer(&context, &tensors)?;
+        if let Some(output) = into {
+            let mut planned = output_shape(&tensors);
+            if latent.is_none() {
+                planned[2] = layers.cache.shape().value_dim;
+            }
+            check_output("output", output, (stream.device(), &planned), [])?;
+        }
         tensors.check_outputs(into)?;
         let preferred = layers.backends.preferred(place.layer, metadata.state());
         let state = metadata.state();
