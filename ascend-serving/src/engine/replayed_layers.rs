@@ -114,8 +114,10 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             check_output("output", output, (stream.device(), tensors.output.shape()), own)?;
             let cache = self.caches.get(place.group).and_then(|layers| layers.get(place.layer));
             let (cache, quantised) = cache.ok_or_else(|| self.missing(place))?;
-            let LayerInputs { query, key, value, learnable_sink, latent, .. } = *inputs;
-            let quantised = quantised.as_ref();
+            let LayerInputs { query, key, value, latent, .. } = *inputs;
+            // The graph reads the sinks of the capture, which the inputs may leave out.
+            let learnable_sink = self.captured_sink(layer);
+            let (layer, quantised) = (place.layer, quantised.as_ref());
             LayerTensors { layer, query, key, value, cache, quantised, learnable_sink, latent }
                 .check_outputs(Some(output))?;
         }
@@ -142,8 +144,13 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         let Some(given) = inputs.learnable_sink else {
             return Ok(());
         };
-        let own = self.sinks.get(layer).and_then(Option::as_ref);
+        let own = self.captured_sink(layer);
         check_captured(("learnable_sink", format_args!("layer {layer}")), Some(given), own, SINKS_FIX)
+    }
+
+    /// The sinks that a layer of the model was captured with.
+    fn captured_sink(&self, layer: usize) -> Option<&'a AnyTensor> {
+        self.sinks.get(layer)?.as_ref()
     }
 
     /// Copies the tensors of a layer of linear attention into those of its graph, unless they are the first rows of

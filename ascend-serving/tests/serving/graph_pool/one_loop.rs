@@ -99,7 +99,10 @@ fn a_step_without_graphs_has_nothing_to_fill_in_place() {
 fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
     let stream = harness::stream();
     let mut attention = attention(&stream, 2, 8);
-    let limits = GraphLimits::new([2], 300);
+    // Sinks that change nothing, which the layers do not bring and the graphs read.
+    let around_sink = stream.upload(&[bf16::NEG_INFINITY; 2 * HEADS * DIM], [2, HEADS, DIM]).unwrap();
+    let sink = around_sink.reshape([2 * HEADS * DIM]).unwrap().narrow(0, 0..HEADS).unwrap();
+    let limits = GraphLimits::new([2], 300).learnable_sinks([sink.clone(), sink]);
     let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
     let mut sequence = attention.sequence();
     attention.grow(&stream, &mut sequence, 1).unwrap();
@@ -122,6 +125,7 @@ fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
         ("that of the graph", own_query),
         ("that of the graph", own_output),
         ("the cache", cached(&first)),
+        ("learnable_sink", around_sink),
     ] {
         let refused = step.forward_into(0, inputs, &mut output).unwrap_err();
         assert!(refused.breaks(&rules::ARGUMENT_MEMORY) && refused.to_string().contains(name), "{refused}");
