@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::spec::Rule;
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::Result;
 
@@ -19,6 +20,22 @@ pub struct LatentTensors<'a, T: Element> {
     pub query_rope: &'a Tensor<T>,
     /// The form of the queries.
     pub form: LatentForm<'a, T>,
+}
+
+impl<T: Element> LatentTensors<'_, T> {
+    /// Refuses, as breaking this rule, a query beside quantised ones: it would be left out.
+    pub(crate) fn check_query(&self, query: &Tensor<T>, layer: usize, rule: &'static Rule) -> Result<(), Violation> {
+        let (rope, is_quantised) = (self.query_rope, matches!(self.form, LatentForm::Quantised(_)));
+        if !is_quantised || query.as_raw() == rope.as_raw() && query.desc() == rope.desc() {
+            return Ok(());
+        }
+        Err(Violation::new(
+            rule,
+            format_args!("a query {} beside quantised ones in layer {layer}", query.desc()),
+            "the rotary parts of the quantised queries in its place",
+            "make the inputs by `LayerInputs::quantised_latent`",
+        ))
+    }
 }
 
 /// The form of a step's queries: which projections the caller has applied, and which are left to do.

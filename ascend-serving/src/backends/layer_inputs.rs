@@ -218,7 +218,8 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     }
 
     /// The rotary parts of a layer's queries in this form, an absorbed one; `None` where the cache has no latents.
-    /// Latents over another cache, inputs without them, and queries in another form break the rule.
+    /// Latents over another cache, inputs without them, queries in another form, and a query beside quantised ones
+    /// break the rule.
     pub(crate) fn absorbed_rope(
         &self,
         layer: usize,
@@ -235,8 +236,9 @@ impl<'a, T: Element> LayerInputs<'a, T> {
                     "bring query, key and value; latents belong to a cache of latents (`CacheShape::latent`)",
                 ));
             }
-            (Some(LatentTensors { query_rope, form }), Some(wanted)) if form.kind() == wanted => {
-                return Ok(Some(*query_rope));
+            (Some(latent), Some(wanted)) if latent.form.kind() == wanted => {
+                latent.check_query(self.query, layer, rule)?;
+                return Ok(Some(latent.query_rope));
             }
             (Some(LatentTensors { form, .. }), Some(_)) => format!("queries in the form {form:?}"),
             (None, Some(_)) => "inputs without latents".into(),

@@ -96,15 +96,7 @@ fn check_latent<T: Element>(
         LatentForm::Absorbed => check(rows, "query", layer.query, heads, latent_dim)?,
         LatentForm::Quantised(queries) => {
             check(rows, "query", queries.query(), heads, latent_dim)?;
-            if layer.query.as_raw() != latent.query_rope.as_raw() {
-                return Err(Violation::new(
-                    &rules::STEP_HEADS,
-                    format_args!("a query {:?} beside quantised ones in layer {}", layer.query.shape(), layer.layer),
-                    "the rotary parts of the quantised queries in its place",
-                    "make the inputs by `LayerInputs::quantised_latent`",
-                )
-                .into());
-            }
+            latent.check_query(layer.query, layer.layer, &rules::STEP_HEADS)?;
         }
         LatentForm::Plain(_) => check(rows, "query", layer.query, heads, plain_dim)?,
         LatentForm::Mixed { .. } | LatentForm::QuantisedMixed { .. } => {
