@@ -94,7 +94,6 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
     ) -> Result<Tensor<T>> {
         let tensors = self.tensors(place)?;
         self.check_inputs(layer, place, inputs)?;
-        inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
         let form = tensors.latent().map(|latent| latent.form.kind());
         let query_rope = inputs.absorbed_rope(layer, form, &rules::GRAPH_INPUTS)?;
         let rows = StepRows {

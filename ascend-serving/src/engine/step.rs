@@ -394,19 +394,16 @@ impl<'a, T: Element> Step<'a, T> {
     ) -> Result<Tensor<T>> {
         let place = (layer, self.place_of_kind(layer, false, QUERY_KEY_VALUE)?);
         let Self { stream, calls, layers, .. } = self;
+        if let StepCalls::Replayed(_) = calls {
+            inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
+        }
+        match inputs.shares_keys {
+            true => layers.check_written(layer)?,
+            false => layers.check_not_repeated(layer)?,
+        }
         match calls {
-            StepCalls::Planned(planned) if inputs.shares_keys => {
-                layers.check_written(layer)?;
-                planned.queue_attention(stream, place, inputs, into, layers)
-            }
-            StepCalls::Planned(planned) => {
-                layers.check_not_repeated(layer)?;
-                planned.queue_attention(stream, place, inputs, into, layers)
-            }
-            StepCalls::Replayed(replayed) => {
-                layers.check_not_repeated(layer)?;
-                replayed.queue_attention(stream, place, inputs, into, layers)
-            }
+            StepCalls::Planned(planned) => planned.queue_attention(stream, place, inputs, into, layers),
+            StepCalls::Replayed(replayed) => replayed.queue_attention(stream, place, inputs, into, layers),
         }
     }
 
