@@ -55,7 +55,7 @@ const STANDARD: [Backend; 11] = [
 const WRONG_PROGRAM: [&Rule; 3] = [&rules::BACKEND_ROWS, &rules::BACKEND_KEYS, &rules::BACKEND_UNMASKED];
 
 /// The advice of steps whose backends are named for their kind alone.
-const BOUND: &str = "a flag, or `Backends::for_steps`, binds steps of this kind to these backends: name another one \
+const BOUND: &str = "a flag, or `Backends::for_steps`, binds steps of this kind to these backends: add another one \
      there, one of your own in the list of `Backends::for_steps`, since no registered one is tried";
 
 /// The backend whose program a graph records.
@@ -513,8 +513,7 @@ impl<T: Element> Backends<T> {
                     Err(why) => {
                         let device = step.stream.device();
                         let is_wrong = WRONG_PROGRAM.iter().any(|rule| why.breaks(rule));
-                        let why = RefusedBackend::new(backend.name(), why, device);
-                        refused.push(if is_bound { why.of_bound_step() } else { why });
+                        refused.push(RefusedBackend::new(backend.name(), why, device));
                         if is_wrong {
                             return Err(no_backend(&refused, None));
                         }

@@ -347,14 +347,14 @@ pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Re
             &rules::BACKEND_QUANTISED,
             format_args!("a cache with {}", layer_cache.describe_scales()),
             "a quantised cache with scales of channels or tokens",
-            "register `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA` over latents, or make the cache by \
+            "add `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA` over latents, or make the cache by \
              `PagedKvCache::quantised_as`",
         )),
         None => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             format_args!("a cache of {}", T::DTYPE),
             "a quantised cache",
-            "make the cache by `PagedKvCache::quantised`, or register `Backend::Fused`",
+            "make the cache by `PagedKvCache::quantised`, or add `Backend::Fused`",
         )),
     }
 }

@@ -236,7 +236,7 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     let said = refused(quantised(), Queries::Absorbed);
     assert!(said.contains("`Backend::QUANTISED_MLA`"), "{said}");
     // Each backend has the caches of its name.
-    for (cache, words) in [(plain(), "register `Backend::MLA`"), (by_channel(&stream), "scales of channels")] {
+    for (cache, words) in [(plain(), "add `Backend::MLA`"), (by_channel(&stream), "scales of channels")] {
         let backends = Backends::none().with(Backend::QUANTISED_MLA);
         let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
         let mut sequence = attention.sequence();
