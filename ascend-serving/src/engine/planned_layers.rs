@@ -115,9 +115,6 @@ impl<'a, T: Element> GroupStep<'a, T> {
             let given = format_args!("shared keys of layer {layer} in other tensors than it was queued with");
             return Err(rules::STEP_SHARED_KEYS.broken(given, "the same key and value").into());
         }
-        if shares_keys {
-            check_cached_latents(layer, latent.map(|latent| latent.form))?;
-        }
         let slots = metadata.slots();
         let metadata = match shares_keys {
             false => *metadata,
@@ -133,6 +130,9 @@ impl<'a, T: Element> GroupStep<'a, T> {
         let context = StepContext { stream, shape, metadata, mask, block_table, recorded: false, shares_keys };
         // Clones of the handles, since writing borrows the cache mutably.
         let (layer_cache, quantised) = layers.cache.tensors(place.layer)?;
+        if shares_keys {
+            check_cached_latents(layer, latent.map(|latent| latent.form), quantised.is_some())?;
+        }
         let tensors = LayerTensors {
             layer: place.layer,
             query,
@@ -210,15 +210,29 @@ impl<'a, T: Element> GroupStep<'a, T> {
 
 /// Refuses shared latents that the queries of a layer read elsewhere than in the cache: plain queries, and those of
 /// mixed steps, project the step's own.
-fn check_cached_latents<T: Element>(layer: usize, form: Option<LatentForm<'_, T>>) -> Result<(), Violation> {
-    match form {
-        None | Some(LatentForm::Absorbed | LatentForm::Quantised(_)) => Ok(()),
-        Some(form) => Err(Violation::new(
-            &rules::STEP_SHARED_KEYS,
-            format_args!("shared latents of layer {layer} for queries in the form {:?}", form.kind()),
-            "absorbed queries, which read latents from the cache",
+fn check_cached_latents<T: Element>(
+    layer: usize,
+    form: Option<LatentForm<'_, T>>,
+    is_quantised: bool,
+) -> Result<(), Violation> {
+    let form = match form {
+        None | Some(LatentForm::Absorbed | LatentForm::Quantised(_)) => return Ok(()),
+        Some(form) => form.kind(),
+    };
+    let fix = match is_quantised {
+        false => {
             "absorb the queries of layers that share latents (`LatentForm::Absorbed`), or give the layer latents of \
-             its own",
-        )),
-    }
+             its own"
+        }
+        true => {
+            "absorb the queries of layers that share latents, and quantise them (`LayerInputs::quantised_latent`), or \
+             give the layer latents of its own"
+        }
+    };
+    Err(Violation::new(
+        &rules::STEP_SHARED_KEYS,
+        format_args!("shared latents of layer {layer} for queries in the form {form:?}"),
+        "absorbed queries, which read latents from the cache",
+        fix,
+    ))
 }

@@ -272,7 +272,15 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     let why = violation(step.forward(0, LayerInputs::quantised_latent(&short, &query_rope, &latent, &key_rope)));
     assert_eq!(why.rule, &rules::STEP_TOKENS, "{why}");
     // What it advises.
-    step.forward(0, LayerInputs::quantised_latent(&queries, &query_rope, &latent, &key_rope)).unwrap();
+    let inputs = LayerInputs::quantised_latent(&queries, &query_rope, &latent, &key_rope);
+    step.forward(0, inputs).unwrap();
+    // A layer that shares latents reads them in the cache, by queries of its form.
+    let tensors = LatentTensors { query_rope: &query_rope, form: LatentForm::Plain(&project) };
+    let plain = rows(&stream, 5, 3, HEADS, DIM);
+    let why = violation(step.forward(0, LayerInputs::latent(&plain, &latent, &key_rope, tensors).shared_keys()));
+    assert_eq!(why.rule, &rules::STEP_SHARED_KEYS, "{why}");
+    assert!(why.fix.contains("`LayerInputs::quantised_latent`"), "{why}");
+    step.forward(0, inputs.shared_keys()).unwrap();
     step.end().unwrap();
 }
 
