@@ -188,7 +188,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
                     };
                     return Err(Violation::new(
                         &rules::GRAPH_INPUTS,
-                        format_args!("{given}`{name}` in layer {layer} of linear attention"),
+                        format_args!("{given}`{name}` in layer {layer}, of linear attention"),
                         format_args!("{allowed}`{name}`, as the layers were captured"),
                         "bring the decays that `LinearCapture` names, or capture with those that the layers bring; \
                          zeros are no decay",
@@ -242,7 +242,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         layer: usize,
     ) -> Result<(), Violation> {
         let Self { actual, padded, .. } = *self;
-        let text = format_args!("{name} {} in layer {layer} of linear attention", given.desc());
+        let text = format_args!("{name} {} in layer {layer}, of linear attention", given.desc());
         let (shape, wanted) = (given.shape(), captured.shape());
         if !shape.first().is_some_and(|rows| (actual..=padded).contains(rows)) {
             let allowed = format_args!("{actual} rows, or up to {padded} with the padding");

@@ -351,7 +351,7 @@ impl<'a, T: Element> Step<'a, T> {
             return Err(no_layer(layer, 0));
         };
         let rows = match calls {
-            StepCalls::Planned(planned) => planned.linear.convolve(stream, place.layer, inputs, leased),
+            StepCalls::Planned(planned) => planned.linear.convolve(stream, (layer, place), inputs, leased),
             StepCalls::Replayed(replayed) => replayed.convolve(stream, (layer, place), inputs, (layers, leased)),
         };
         if leased.has_written() {
@@ -420,7 +420,7 @@ impl<'a, T: Element> Step<'a, T> {
         layers.check_not_repeated(layer)?;
         leased.check_layer(layer, place.layer)?;
         let output = match calls {
-            StepCalls::Planned(planned) => planned.linear.queue_layer(stream, place.layer, tensors, into, leased),
+            StepCalls::Planned(planned) => planned.linear.queue_layer(stream, (layer, place), tensors, into, leased),
             StepCalls::Replayed(replayed) => {
                 replayed.queue_linear(stream, (layer, place), tensors, into, (layers, leased))
             }
