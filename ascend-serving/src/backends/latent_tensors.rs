@@ -60,8 +60,8 @@ impl<T: Element> LatentTensors<'_, T> {
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.
     Absorbed,
-    /// Queries in the space of the latents, of one byte an element. [`LatentTensors::query_rope`] is divided by their
-    /// scales and that of the latents, and the layer has no other queries:
+    /// Queries in the space of the latents, of one byte an element. Bring [`LatentTensors::query_rope`] already divided
+    /// by their scales and that of the latents, `query_rope / (scale * factor)`, and no other queries:
     /// [`LayerInputs::quantised_latent`](crate::LayerInputs::quantised_latent).
     Quantised(&'a QuantisedQueries),
     /// Queries in the space of the keys.
@@ -77,8 +77,8 @@ pub enum LatentForm<'a, T: Element> {
         /// The projection for the requests that do not decode.
         projection: &'a dyn UpProjection<T>,
     },
-    /// Mixed, with absorbed queries of one byte an element. The rows of the decodes in [`LatentTensors::query_rope`]
-    /// are divided by their scales and that of the latents, the others are not.
+    /// Mixed, with absorbed queries of one byte an element. In [`LatentTensors::query_rope`] divide the rows of the
+    /// decodes by their scales and that of the latents, and not those of the prefills.
     QuantisedMixed {
         /// Queries of the decodes, `[decode tokens, N, 512]`.
         absorbed: &'a QuantisedQueries,

@@ -200,7 +200,7 @@ pub(crate) fn batched<T: Element>(tensor: &Tensor<T>, requests: usize) -> Result
     Ok(tensor.reshape([requests, tokens, hidden])?)
 }
 
-/// What all layers of a step with one mask share.
+/// What all layers of a step with one mask and scale share.
 #[derive(Clone, Copy, Debug)]
 pub struct StepContext<'a> {
     /// Where the step's work is queued.

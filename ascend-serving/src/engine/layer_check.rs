@@ -32,7 +32,7 @@ impl InputKinds {
         Err(Violation::new(
             &rules::STEP_LAYERS,
             format_args!("layer {}: {}", layer.layer, given.describe()),
-            format_args!("{}, as the first layer of the step with this mask", self.describe()),
+            format_args!("{}, as the first layer of the step with this mask and scale", self.describe()),
             "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike, with \
              queries in one form; divide layers of several kinds into the groups of `Attention::of_groups`",
         ))

@@ -46,7 +46,7 @@ struct LayerPlan<T: Element> {
     state: AttentionState,
     shares_keys: bool,
     plan: PreferredPlan<T>,
-    /// Those of the first layer with the mask.
+    /// Those of the first of the layers.
     input_kinds: InputKinds,
 }
 
