@@ -101,7 +101,7 @@ impl Causality {
             &rules::BACKEND_CHUNK,
             format_args!("{self:?}"),
             "bidirectional, causal, or a window",
-            "register `Backend::ChunkedLocal`",
+            "add `Backend::ChunkedLocal`",
         )
     }
 

@@ -92,8 +92,8 @@
 //!
 //! # Graphs and ranks
 //!
-//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes, by the calls of a [`Step`]; layers
-//!   of linear attention too ([`LinearCapture`]).
+//! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes; the step is a [`Step`], as without
+//!   graphs. Layers of linear attention too ([`LinearCapture`]).
 //! - [`GraphPool`]: a graph for each size, with launches of one's own.
 //! - [`TreeGraphs`], [`SparseGraphs`]: drafted trees, and sparse attention, replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.

@@ -85,8 +85,8 @@ ascend_attention::spec::library_rules! {
         "query, key and value of a layer are contiguous, with drafts also the rows of a convolution",
         "project them into tensors of their own, or copy them by `Tensor::contiguous`, which waits for the stream";
     STEP_LAYERS = "step.layers",
-        "all layers of a step with one mask bring sinks or none does, and all bring latents in one form or none does; \
-         all of linear attention bring the same decays, and to their convolutions tensors of one form",
+        "all layers of a step with one mask and scale bring sinks or none does, and all bring latents in one form or \
+         none does; all of linear attention bring the same decays, and to their convolutions tensors of one form",
         "bring sinks in every layer or in none, and latents alike, with queries in one form; layers of another kind "
         "have another mask or a group of their own in `Attention::of_groups`";
     STEP_LAYERS_MISSING = "step.layers_missing",
@@ -202,7 +202,7 @@ ascend_attention::spec::library_rules! {
         "drop the attention of every rank, and make communicators and attentions anew";
     BACKEND_STEP = "backend.step",
         "a backend gets steps of the kind that it computes",
-        "register a backend for other steps behind this one";
+        "add a backend for other steps behind this one";
     BACKEND_ROWS = "backend.rows",
         "the calls of a backend compute each row of a step once",
         "divide the rows by `StepCall::rows`, or merge calls of all rows by `StepProgram::merged`";
@@ -219,27 +219,27 @@ ascend_attention::spec::library_rules! {
         "leave sinks out of the other calls by `StepCall::without_sinks`, or compute such layers by one call";
     BACKEND_DECODE = "backend.decode",
         "the decoding backend gets single causal query tokens",
-        "register a backend for packed queries behind this one";
+        "add a backend for packed queries behind this one";
     BACKEND_SPLIT = "backend.split_decode",
         "the backend that splits keys gets single query tokens that see all keys in front",
-        "register a backend for other steps behind this one";
+        "add a backend for other steps behind this one";
     BACKEND_TWO_CALLS = "backend.two_calls",
         "the backend of two calls gets decodes over the cache in front of prefills",
-        "put the decodes first, and register a backend for other steps behind this one";
+        "put the decodes first, and add a backend for other steps behind this one";
     BACKEND_PROMPT_AND_INCRE = "backend.prompt_and_incre",
         "PromptFlashAttention and IncreFlashAttention get layers without sinks, over contiguous caches",
         "serve models with sinks by `Backend::Fused`, on Atlas A2, A3 or Ascend 950";
     BACKEND_MEMORY = "backend.memory",
         "a step needs no more memory besides the cache than the backends may take",
-        "register a backend behind this one that needs less, divide the step, or give more by "
+        "add a backend behind this one that needs less, divide the step, or give more by "
         "`Backends::memory_limit`";
     BACKEND_MASK = "backend.mask",
         "named masks go to their own backend, and it gets no others",
-        "register `Backend::NamedMask` in front for layers with named masks, and another backend behind it for the "
+        "add `Backend::NamedMask` in front for layers with named masks, and another backend behind it for the "
         "rest";
     BACKEND_CHUNK = "backend.chunk",
         "attention within chunks goes to its own backend, and it gets no other",
-        "register `Backend::ChunkedLocal` for layers with chunks, and another backend behind it for the rest";
+        "add `Backend::ChunkedLocal` for layers with chunks, and another backend behind it for the rest";
     ITEM_STARTS = "item.starts",
         "the items of a prompt have tokens, and follow each other",
         "leave out empty items";
@@ -248,14 +248,14 @@ ascend_attention::spec::library_rules! {
         "let each token see itself; the rule is true for the keys that a token sees, not for those that are hidden";
     BACKEND_QUANTISED = "backend.quantised",
         "a quantised cache goes to the backends that take its scales, and they get no other",
-        "register `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, over "
+        "add `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, over "
         "latents `Backend::QUANTISED_MLA`, or make the cache by `PagedKvCache::new`";
     BACKEND_MX_FP8 = "backend.mxfp8",
         "the backend of MXFP8 gets causal layers without window and sinks",
         "give such layers a cache of their own with scales of channels or tokens";
     BACKEND_LATENT = "backend.latent",
         "latent attention goes to its own backend, which gets causal layers of it alone",
-        "register `Backend::MLA`, over latents of 8 bits `Backend::QUANTISED_MLA`, and make its layers by "
+        "add `Backend::MLA`, over latents of 8 bits `Backend::QUANTISED_MLA`, and make its layers by "
         "`LayerInputs::latent` or `LayerInputs::quantised_latent`";
     SPARSE_CHOICE = "sparse.choice",
         "a layer of sparse attention reads keys that were chosen in its own step",
@@ -325,10 +325,10 @@ ascend_attention::spec::library_rules! {
         "give `Backend::Mla` or `Backend::QuantisedMla` a larger workspace, or make the batch smaller";
     BACKEND_CASCADE = "backend.cascade_prefill",
         "a cascade has new tokens behind cached ones, and no window that hides keys",
-        "register a backend for packed queries behind this one";
+        "add a backend for packed queries behind this one";
     BACKEND_SHARED_PREFIX = "backend.shared_prefix_decode",
         "neighbouring requests share enough cached blocks that all their tokens see",
-        "sort the batch by rows of the table, and register an ordinary backend behind this one";
+        "sort the batch by rows of the table, and add an ordinary backend behind this one";
     BACKEND_KNOWN = "backend.known",
         "flags name backends of the library",
         "write names as `Backends::names` prints them, divided by commas, `split_decode` with its number of keys; \
@@ -343,7 +343,7 @@ ascend_attention::spec::library_rules! {
     BACKEND_DETERMINISTIC = "backend.deterministic",
         "deterministic attention is computed by backends whose rows' bits do not depend on the batch \
          (`AttentionBackend::is_batch_invariant`)",
-        "register a backend such as `Backend::Fused` or `Backend::PagedDecode`, absorb the queries of latent \
+        "add a backend such as `Backend::Fused` or `Backend::PagedDecode`, absorb the queries of latent \
          attention, or leave `Attention::deterministic` out";
     DEVICE_DETERMINISTIC = "device.deterministic",
         "the device is asked for deterministic operators while deterministic attention plans, captures or replays",
@@ -387,7 +387,7 @@ ascend_attention::spec::library_rules! {
         "layers have another mask, set it in the metadata";
     GRAPH_BACKEND = "graph.backend",
         "a captured step is computed by a backend whose calls the captured size fixes",
-        "register a backend such as `Backend::Fused` behind it before the capture, or compute the step without a "
+        "add a backend such as `Backend::Fused` behind it before the capture, or compute the step without a "
         "graph; in a backend of your own let the calls depend on the size alone";
     GRAPH_INPUTS = "graph.inputs",
         "a captured layer brings the kind of inputs that it was captured with, and no other mask, sinks, weights or \

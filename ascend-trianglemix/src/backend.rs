@@ -111,7 +111,7 @@ impl<T: Element> AttentionBackend<T> for TriangleMixBackend {
                     reasons(&choices)
                 ),
                 "a causal prompt of known length that leaves enough out, no window, no sinks, 1 layer or more",
-                "register a dense backend behind this one; tell requests the length of their prompts",
+                "add a dense backend behind this one; tell requests the length of their prompts",
             )
             .into());
         }

@@ -7,7 +7,7 @@ pub use ascend_serving::rules::*;
 ascend_attention::spec::library_rules! {
     BACKEND_TRIANGLE = "backend.triangle_mix",
         "TriangleMix leaves enough out of a causal prompt of known length, in some layer",
-        "register a dense backend behind this one, and tell requests the length of their prompts";
+        "add a dense backend behind this one, and tell requests the length of their prompts";
 }
 
 /// Every rule that this crate refuses by: those of the crates below, of the operators among them, then its own.

@@ -19,7 +19,7 @@ pub(super) fn program<T: Element>(step: &StepContext<'_>) -> Result<StepProgram<
             &rules::BACKEND_CHUNK,
             format_args!("{:?}", step.mask),
             "chunks",
-            "register a backend for other masks behind this one",
+            "add a backend for other masks behind this one",
         )
         .into());
     };

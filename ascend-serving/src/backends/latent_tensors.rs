@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::spec::Rule;
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::Result;
 
@@ -19,6 +20,22 @@ pub struct LatentTensors<'a, T: Element> {
     pub query_rope: &'a Tensor<T>,
     /// The form of the queries.
     pub form: LatentForm<'a, T>,
+}
+
+impl<T: Element> LatentTensors<'_, T> {
+    /// Refuses, as breaking this rule, a query beside quantised ones: it would be left out.
+    pub(crate) fn check_query(&self, query: &Tensor<T>, layer: usize, rule: &'static Rule) -> Result<(), Violation> {
+        let (rope, is_quantised) = (self.query_rope, matches!(self.form, LatentForm::Quantised(_)));
+        if !is_quantised || query.as_raw() == rope.as_raw() && query.desc() == rope.desc() {
+            return Ok(());
+        }
+        Err(Violation::new(
+            rule,
+            format_args!("a query {} beside quantised ones in layer {layer}", query.desc()),
+            "the rotary parts of the quantised queries in its place",
+            "make the inputs by `LayerInputs::quantised_latent`",
+        ))
+    }
 }
 
 /// The form of a step's queries: which projections the caller has applied, and which are left to do.
@@ -43,8 +60,8 @@ pub struct LatentTensors<'a, T: Element> {
 pub enum LatentForm<'a, T: Element> {
     /// Queries in the space of the latents.
     Absorbed,
-    /// Queries in the space of the latents, of one byte an element. [`LatentTensors::query_rope`] is divided by their
-    /// scales and that of the latents, and the layer has no other queries:
+    /// Queries in the space of the latents, of one byte an element. Bring [`LatentTensors::query_rope`] already divided
+    /// by their scales and that of the latents, `query_rope / (scale * factor)`, and no other queries:
     /// [`LayerInputs::quantised_latent`](crate::LayerInputs::quantised_latent).
     Quantised(&'a QuantisedQueries),
     /// Queries in the space of the keys.
@@ -60,8 +77,8 @@ pub enum LatentForm<'a, T: Element> {
         /// The projection for the requests that do not decode.
         projection: &'a dyn UpProjection<T>,
     },
-    /// Mixed, with absorbed queries of one byte an element. The rows of the decodes in [`LatentTensors::query_rope`]
-    /// are divided by their scales and that of the latents, the others are not.
+    /// Mixed, with absorbed queries of one byte an element. In [`LatentTensors::query_rope`] divide the rows of the
+    /// decodes by their scales and that of the latents, and not those of the prefills.
     QuantisedMixed {
         /// Queries of the decodes, `[decode tokens, N, 512]`.
         absorbed: &'a QuantisedQueries,

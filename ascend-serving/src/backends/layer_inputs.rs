@@ -126,8 +126,9 @@ impl<'a, T: Element> LayerInputs<'a, T> {
 
     /// The inputs of a layer of multi-head latent attention whose absorbed queries are quantised, over a cache of
     /// [`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as): new latents `[tokens, 1, 512]`, which are
-    /// quantised as they are written, and rotary keys `[tokens, 1, 64]`, both of BF16. The rotary parts of the queries
-    /// `[tokens, N, 64]` are divided by the scales ([`QuantisedQueries`]); the output is `[N, tokens, 512]`, of BF16.
+    /// quantised as they are written, and rotary keys `[tokens, 1, 64]`, both of BF16. Bring the rotary parts of the
+    /// queries `[tokens, N, 64]` already divided by the scales, `query_rope / (scale * factor)`
+    /// ([`QuantisedQueries`]); the output is `[N, tokens, 512]`, of BF16.
     /// [`Backend::QuantisedMla`](crate::Backend::QuantisedMla) computes such layers.
     pub fn quantised_latent(
         queries: &'a QuantisedQueries,
@@ -145,7 +146,7 @@ impl<'a, T: Element> LayerInputs<'a, T> {
         self
     }
 
-    /// Sets one more logit for each head, in every layer of a step with the same mask or in none.
+    /// Sets one more logit for each head, in every layer of a step with the same mask and scale or in none.
     pub fn learnable_sink(mut self, sink: &'a AnyTensor) -> Self {
         self.learnable_sink = Some(sink);
         self
@@ -162,11 +163,12 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     ///
     /// Key and value are the tensors that it was queued with. Any number of layers may share its keys, with queries,
     /// sinks and masks of their own; the cache counts those layers alone that have keys, and settings by a layer's
-    /// number ([`Backends::prefer`](crate::Backends::prefer), the layers of TriangleMix) are those of the layer that
-    /// has the keys. Keys come from the cache, also where no token of the step was cached before: backends that read
-    /// the step's own keys ([`Backend::CascadePrefill`](crate::Backend::CascadePrefill)) are passed over, over latents
-    /// the queries are absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)), and the tensors may hold
-    /// something else by then.
+    /// number ([`Backends::prefer`](crate::Backends::prefer),
+    /// [`Attention::layer_scales`](crate::Attention::layer_scales), the layers of TriangleMix) are those of the layer
+    /// that has the keys. Keys come from the cache, also where no token of the step was cached before: backends that
+    /// read the step's own keys ([`Backend::CascadePrefill`](crate::Backend::CascadePrefill)) are passed over, over
+    /// latents the queries are absorbed ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed), over latents of one
+    /// byte [`LatentForm::Quantised`](crate::LatentForm::Quantised)), and the tensors may hold something else by then.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -218,7 +220,8 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     }
 
     /// The rotary parts of a layer's queries in this form, an absorbed one; `None` where the cache has no latents.
-    /// Latents over another cache, inputs without them, and queries in another form break the rule.
+    /// Latents over another cache, inputs without them, queries in another form, and a query beside quantised ones
+    /// break the rule.
     pub(crate) fn absorbed_rope(
         &self,
         layer: usize,
@@ -235,8 +238,9 @@ impl<'a, T: Element> LayerInputs<'a, T> {
                     "bring query, key and value; latents belong to a cache of latents (`CacheShape::latent`)",
                 ));
             }
-            (Some(LatentTensors { query_rope, form }), Some(wanted)) if form.kind() == wanted => {
-                return Ok(Some(*query_rope));
+            (Some(latent), Some(wanted)) if latent.form.kind() == wanted => {
+                latent.check_query(self.query, layer, rule)?;
+                return Ok(Some(latent.query_rope));
             }
             (Some(LatentTensors { form, .. }), Some(_)) => format!("queries in the form {form:?}"),
             (None, Some(_)) => "inputs without latents".into(),

@@ -41,6 +41,7 @@ pub use latent_tensors::{LatentForm, LatentRows, LatentTensors, UpProjected, UpP
 pub(crate) use layer_inputs::names_of_keys;
 pub use layer_inputs::{AnyLayerInputs, LayerInputs};
 pub(crate) use paged_decode::layout as decode_layout;
+pub(crate) use program::output_shape;
 pub use program::{StepProgram, StepStage};
 pub use quantised_queries::QuantisedQueries;
 pub use refused_backend::RefusedBackend;

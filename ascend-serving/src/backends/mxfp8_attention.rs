@@ -105,7 +105,7 @@ fn mxfp8_cache<'a, T: Element>(
             &rules::BACKEND_QUANTISED,
             "a cache without groups",
             "a cache of MXFP8",
-            "make the cache by `PagedKvCache::mxfp8`, or register another backend",
+            "make the cache by `PagedKvCache::mxfp8`, or add another backend",
         )
     })
 }

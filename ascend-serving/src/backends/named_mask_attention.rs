@@ -31,7 +31,7 @@ pub(super) fn program<T: Element>(step: &StepContext<'_>) -> Result<StepProgram<
             &rules::BACKEND_MASK,
             format_args!("{:?}", step.mask),
             "a named mask",
-            "register a backend for the operator's own masks behind this one",
+            "add a backend for the operator's own masks behind this one",
         )
         .into());
     };

@@ -85,7 +85,7 @@ impl<T: Element> StepProgram<T> {
                 &rules::STEP_SHARED_KEYS,
                 "the step's own keys in a layer that shares keys",
                 "cached keys alone",
-                "register a backend that reads every key from the cache, such as `Backend::Fused`",
+                "add a backend that reads every key from the cache, such as `Backend::Fused`",
             )),
         }
     }
@@ -174,7 +174,7 @@ impl<T: Element> StepProgram<T> {
             &rules::GRAPH_BACKEND,
             format_args!("calls of the backend `{backend}` whose number, rows or merge depend on the step"),
             "calls that the captured size fixes",
-            "register a backend such as `Backend::Fused` behind it before the capture, or compute this step without a \
+            "add a backend such as `Backend::Fused` behind it before the capture, or compute this step without a \
              graph; a backend of your own may let its calls depend on the size, and not on lengths or \
              `AttentionMetadata::requests`, which is 0 in a capture",
         ))
@@ -188,7 +188,7 @@ impl<T: Element> StepProgram<T> {
                 &rules::GRAPH_BACKEND,
                 format_args!("the backend `{backend}`, whose program has a `StepStage`"),
                 "calls alone, whose number and rows the captured size fixes",
-                "register a backend such as `Backend::Fused` behind it, over a cache of 8 bits \
+                "add a backend such as `Backend::Fused` behind it, over a cache of 8 bits \
                  `Backend::QuantisedDecode`, or \
                  compute the step without a graph",
             )),
@@ -232,7 +232,7 @@ pub trait StepStage<T: Element>: Send + Sync + fmt::Debug {
 }
 
 /// The shape of a layer's output: `[tokens, N, D of the values]`; with latents as their form defines it.
-pub(super) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
+pub(crate) fn output_shape<T: Element>(layer: &LayerTensors<'_, T>) -> [usize; 3] {
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| size(layer.query, axis));
     match layer.latent.map(|latent| latent.form) {
         None => [tokens, heads, size(layer.value, 2)],

@@ -30,7 +30,7 @@ pub(super) fn program<T: Element>(step: &StepContext<'_>, first: &LayerTensors<'
     let causality = step.mask.causality()?;
     let takes = metadata.state().reads_cache() && causality == Causality::Causal && first.learnable_sink.is_none();
     let allowed = "one token a request behind cached ones, causal, without window and sinks";
-    let fix = "register `Backend::QuantisedPrefill` behind this one";
+    let fix = "add `Backend::QuantisedPrefill` behind this one";
     check_single_tokens(step, first, takes, &rules::BACKEND_DECODE, [allowed, fix])?;
     let requests = metadata.table().requests();
     Ok(single_tokens(step, quantised, requests).into())

@@ -41,19 +41,6 @@ impl RefusedBackend {
 }
 
 impl RefusedBackend {
-    /// The refusal of a step that is bound to some backends, where registering another one changes nothing. Advice on
-    /// the call itself stays.
-    pub(crate) fn of_bound_step(mut self) -> Self {
-        let is_other = OTHER_STEPS.iter().any(|rule| self.why.breaks(rule));
-        if let Error::Violation(violation) = &mut self.why
-            && is_other
-            && (violation.fix == violation.rule.fix || violation.fix.starts_with("register "))
-        {
-            violation.fix = "name, in the same flag or `Backends::for_steps`, a backend for such steps".into();
-        }
-        self
-    }
-
     /// Whether a call was planned, which the operator would refuse.
     fn is_by_operator(&self) -> bool {
         matches!(&self.why, Error::Violation(violation) if violation.rule.level != Level::Library)
@@ -83,7 +70,7 @@ fn for_engines(name: &str, why: Error) -> Error {
                 &rules::BACKEND_STEP,
                 "one new token in each request, under a mask in a call with a batch axis",
                 "several new tokens in each request",
-                "register `Backend::Fused` behind this one, or for layers that see every key `Backend::PagedDecode`",
+                "add `Backend::Fused` behind this one, or for layers that see every key `Backend::PagedDecode`",
             )
             .into()
         }
@@ -107,7 +94,7 @@ fn rules_of(why: &Error) -> Vec<&'static Rule> {
 }
 
 /// The rules by which backends refuse steps that they are not made for.
-const OTHER_STEPS: [&Rule; 13] = [
+const OTHER_STEPS: [&Rule; 12] = [
     &rules::BACKEND_STEP,
     &rules::BACKEND_DECODE,
     &rules::BACKEND_SPLIT,
@@ -119,18 +106,20 @@ const OTHER_STEPS: [&Rule; 13] = [
     &rules::BACKEND_LATENT,
     &rules::BACKEND_CASCADE,
     &rules::BACKEND_SHARED_PREFIX,
-    &rules::BACKEND_BOUND,
     &rules::STEP_SHARED_KEYS,
 ];
 
 /// The error of a step that no backend can serve, with the reason of each. Calls that another target takes come first,
 /// then calls that the operator refuses, then what backends do not serve. Where a backend is made for such steps and
-/// refuses this one, those for other steps are named with no more than the rule.
+/// refuses this one, those for other steps are named with no more than the rule; those that are registered and not
+/// tried come behind.
 pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Error {
+    let is_untried = |refused: &&RefusedBackend| refused.why.breaks(&rules::BACKEND_BOUND);
+    let tried = || refused.iter().filter(|refused| !is_untried(refused));
     let is_other = |refused: &RefusedBackend| OTHER_STEPS.iter().find(|rule| refused.why.breaks(rule));
-    let is_made_for_it = refused.iter().any(|refused| is_other(refused).is_none());
+    let is_made_for_it = tried().any(|refused| is_other(refused).is_none());
     let (mut others, mut in_order) = (Vec::new(), Vec::new());
-    for refused in refused {
+    for refused in tried() {
         match is_other(refused).filter(|_| is_made_for_it) {
             Some(rule) => others.push(format!("{} ({})", refused.name, rule.id)),
             None => in_order.push(refused),
@@ -154,6 +143,11 @@ pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Erro
     };
     if !others.is_empty() {
         reasons.push(format!("for other steps: {}", others.join(", ")));
+    }
+    let untried: Vec<_> = refused.iter().filter(is_untried).map(|refused| refused.name).collect();
+    if !untried.is_empty() {
+        let Rule { id, fix, .. } = rules::BACKEND_BOUND;
+        reasons.push(format!("registered, not tried: {} ({id}); fix: {fix}", untried.join(", ")));
     }
     reasons.extend(hint.map(str::to_owned));
     let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));

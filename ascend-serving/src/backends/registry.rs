@@ -55,7 +55,7 @@ const STANDARD: [Backend; 11] = [
 const WRONG_PROGRAM: [&Rule; 3] = [&rules::BACKEND_ROWS, &rules::BACKEND_KEYS, &rules::BACKEND_UNMASKED];
 
 /// The advice of steps whose backends are named for their kind alone.
-const BOUND: &str = "a flag, or `Backends::for_steps`, binds steps of this kind to these backends: name another one \
+const BOUND: &str = "a flag, or `Backends::for_steps`, binds steps of this kind to these backends: add another one \
      there, one of your own in the list of `Backends::for_steps`, since no registered one is tried";
 
 /// The backend whose program a graph records.
@@ -127,7 +127,8 @@ impl<T: Element> Backends<T> {
 
     /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
     /// `layers` layers are queued at the same time, such as all of the model: the next backend is tried then. The plans
-    /// of layers with one mask that [prefer](Self::prefer) several backends count together.
+    /// of layers with one mask and scale that [prefer](Self::prefer) several backends count together; those of other
+    /// masks and scales ([`Attention::layer_scales`](crate::Attention::layer_scales)) each count alone.
     pub fn memory_limit(mut self, bytes: usize, layers: usize) -> Self {
         self.memory_limit = Some(MemoryLimit { bytes, layers });
         self
@@ -202,11 +203,11 @@ impl<T: Element> Backends<T> {
     /// Tries a registered backend before the others for some layers, as the model numbers them, in some kinds of
     /// steps: where it refuses a step, the others are tried in their order. A later preference replaces an earlier one.
     ///
-    /// A step plans once with each backend that its layers come to, when the first layer with a mask is planned, so
-    /// that a refusal comes before anything is written; layers that [share keys](crate::LayerInputs::shared_keys), when
-    /// the first of them is queued, where the plan of those with keys does not serve them. Graphs record what layers
-    /// prefer in steps that decode or, where requests add several tokens, in those that [verify
-    /// drafts](AttentionState::SpecDecoding), if anything is said of them, and otherwise in those of
+    /// A step plans once with each backend that its layers come to, when the first layer with a mask and scale is
+    /// planned, so that a refusal comes before anything of these layers is written; layers that [share
+    /// keys](crate::LayerInputs::shared_keys), when the first of them is queued, where the plan of those with keys does
+    /// not serve them. Graphs record what layers prefer in steps that decode or, where requests add several tokens, in
+    /// those that [verify drafts](AttentionState::SpecDecoding), if anything is said of them, and otherwise in those of
     /// [chunks](AttentionState::ChunkedPrefill); where the limits say how drafts are made
     /// ([`GraphLimits::drafting`](crate::GraphLimits::drafting)), in the steps that these make.
     ///
@@ -337,8 +338,8 @@ impl<T: Element> Backends<T> {
         Ok(SelectedBackend { name, plan, refused })
     }
 
-    /// Prepares a step for all layers with one mask, of a cache of `layers` layers: a plan for each backend that some
-    /// of them come to, that of `first` in front.
+    /// Prepares a step for all layers with one mask and scale, of a cache of `layers` layers: a plan for each backend
+    /// that some of them come to, that of `first` in front.
     ///
     /// # Errors
     /// As for [`plan`](Self::plan).
@@ -513,8 +514,7 @@ impl<T: Element> Backends<T> {
                     Err(why) => {
                         let device = step.stream.device();
                         let is_wrong = WRONG_PROGRAM.iter().any(|rule| why.breaks(rule));
-                        let why = RefusedBackend::new(backend.name(), why, device);
-                        refused.push(if is_bound { why.of_bound_step() } else { why });
+                        refused.push(RefusedBackend::new(backend.name(), why, device));
                         if is_wrong {
                             return Err(no_backend(&refused, None));
                         }

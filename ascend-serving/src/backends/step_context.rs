@@ -200,7 +200,7 @@ pub(crate) fn batched<T: Element>(tensor: &Tensor<T>, requests: usize) -> Result
     Ok(tensor.reshape([requests, tokens, hidden])?)
 }
 
-/// What all layers of a step with one mask share.
+/// What all layers of a step with one mask and scale share.
 #[derive(Clone, Copy, Debug)]
 pub struct StepContext<'a> {
     /// Where the step's work is queued.
@@ -347,14 +347,14 @@ pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Re
             &rules::BACKEND_QUANTISED,
             format_args!("a cache with {}", layer_cache.describe_scales()),
             "a quantised cache with scales of channels or tokens",
-            "register `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA` over latents, or make the cache by \
+            "add `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA` over latents, or make the cache by \
              `PagedKvCache::quantised_as`",
         )),
         None => Err(Violation::new(
             &rules::BACKEND_QUANTISED,
             format_args!("a cache of {}", T::DTYPE),
             "a quantised cache",
-            "make the cache by `PagedKvCache::quantised`, or register `Backend::Fused`",
+            "make the cache by `PagedKvCache::quantised`, or add `Backend::Fused`",
         )),
     }
 }

@@ -57,7 +57,7 @@ impl LayerMask {
                 &rules::BACKEND_MASK,
                 self,
                 "a mask of the operator's own: bidirectional, causal, or a window",
-                "register `Backend::NamedMask` in front, which computes such layers",
+                "add `Backend::NamedMask` in front, which computes such layers",
             )),
         }
     }

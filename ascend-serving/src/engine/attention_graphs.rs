@@ -28,13 +28,14 @@ use super::step::{Step, StepCalls};
 /// layer, so that the model's other work can run between them. One object serves all layers of the model and all
 /// sizes. Requests add one token each, or up to [`GraphLimits::tokens_each`].
 ///
-/// A graph writes the layer's keys and values into the cache, quantised where the cache has scales of channels, and
-/// attends by the calls of a backend: of those of the attention the first that serves steps of the captured sizes by
-/// calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
+/// A graph writes the layer's keys and values into the cache, quantised where the cache has scales of channels or
+/// latents, and attends by the calls of a backend: of those of the attention the first that serves steps of the
+/// captured sizes by calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
 /// [`Backend::Fused`](crate::Backend::Fused) and [`Backend::PagedDecode`](crate::Backend::PagedDecode); the book's page
 /// of graphs lists them. A layer of linear attention has a graph of RecurrentGatedDeltaRule, and one of the convolution
 /// in front where the states have one ([`GraphLimits::linear`]). Over a cache of latents the queries are absorbed
-/// ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)). From [`Attention::capture`] or
+/// ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)), over latents of one byte quantised
+/// ([`LatentForm::Quantised`](crate::LatentForm::Quantised)). From [`Attention::capture`] or
 /// [`Attention::capture_layers`].
 ///
 /// ```

@@ -10,6 +10,7 @@ use crate::kv::{StateLease, StatePool};
 use crate::rules;
 
 use super::convolution_calls::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
+use super::layer_group::LayerPlace;
 
 /// What the convolution of a layer of linear attention computes with: what the model projects, and its weights. From
 /// the pair `(&x, &weight)`.
@@ -64,7 +65,7 @@ impl ConvolutionForm {
                 let text = |desc: Option<TensorDesc>| desc.map_or_else(|| "none".to_owned(), |desc| desc.to_string());
                 return Err(Violation::new(
                     &rules::STEP_LAYERS,
-                    format_args!("{name} {} in the convolution of layer {layer} of linear attention", text(given)),
+                    format_args!("{name} {} in the convolution of layer {layer}", text(given)),
                     format_args!("{}, as in the step's first one", text(planned)),
                     "bring rows and weights of one shape, with the same strides, to every convolution of a step, and \
                      a bias to every one or to none; zeros are no bias",
@@ -94,30 +95,30 @@ impl<T: Element> ConvolutionStep<T> {
         Some(Self { numbers, calls: None, rows })
     }
 
-    /// Queues the convolution of a layer, counted among those of linear attention, and says before the first call that
-    /// windows are written. Nothing is written where the tensors are refused.
+    /// Queues the convolution of a layer, and says before the first call that windows are written. Nothing is written
+    /// where the tensors are refused.
     pub(super) fn queue_layer(
         &mut self,
         pool: &StatePool,
         stream: &Stream,
-        (layer, tokens): (usize, usize),
+        ((layer, place), tokens): ((usize, LayerPlace), usize),
         inputs: &ConvolutionInputs<'_, T>,
         wrote: impl FnOnce(),
     ) -> Result<Tensor<T>> {
         let form = ConvolutionForm::of(inputs, stream.device())?;
         let &ConvolutionInputs { x, weight, bias } = inputs;
         if x.shape().first() != Some(&tokens) {
-            let given = format_args!("x {} in layer {layer} of linear attention", x.desc());
+            let given = format_args!("x {} in layer {layer}, of linear attention", x.desc());
             return Err(rules::STEP_TOKENS.broken(given, format_args!("{tokens} rows")).into());
         }
         if let Some((_, first)) = self.calls.as_deref() {
             form.check_same(*first, layer)?;
         }
-        let windows = pool.windows(layer)?.clone().typed::<T>()?;
+        let windows = pool.windows(place.layer)?.clone().typed::<T>()?;
         let rows = x.narrow(0, 0..self.rows)?;
         let keeps = self.numbers.keeps();
         if keeps && !rows.is_contiguous() {
-            let given = format_args!("x {} in layer {layer} of linear attention, with drafts", x.desc());
+            let given = format_args!("x {} in layer {layer}, of linear attention, with drafts", x.desc());
             return Err(rules::STEP_CONTIGUOUS.broken(given, "row-major strides").into());
         }
         // Before rows are copied; the call itself would refuse them too late.

@@ -32,7 +32,7 @@ impl InputKinds {
         Err(Violation::new(
             &rules::STEP_LAYERS,
             format_args!("layer {}: {}", layer.layer, given.describe()),
-            format_args!("{}, as the first layer of the step with this mask", self.describe()),
+            format_args!("{}, as the first layer of the step with this mask and scale", self.describe()),
             "give sinks to every layer or to none (-inf is a sink that changes nothing), and latents alike, with \
              queries in one form; divide layers of several kinds into the groups of `Attention::of_groups`",
         ))
@@ -96,15 +96,7 @@ fn check_latent<T: Element>(
         LatentForm::Absorbed => check(rows, "query", layer.query, heads, latent_dim)?,
         LatentForm::Quantised(queries) => {
             check(rows, "query", queries.query(), heads, latent_dim)?;
-            if layer.query.as_raw() != latent.query_rope.as_raw() {
-                return Err(Violation::new(
-                    &rules::STEP_HEADS,
-                    format_args!("a query {:?} beside quantised ones in layer {}", layer.query.shape(), layer.layer),
-                    "the rotary parts of the quantised queries in its place",
-                    "make the inputs by `LayerInputs::quantised_latent`",
-                )
-                .into());
-            }
+            latent.check_query(layer.query, layer.layer, &rules::STEP_HEADS)?;
         }
         LatentForm::Plain(_) => check(rows, "query", layer.query, heads, plain_dim)?,
         LatentForm::Mixed { .. } | LatentForm::QuantisedMixed { .. } => {
@@ -129,6 +121,10 @@ fn check_latent<T: Element>(
                     "make the output of the decodes with the heads in front",
                 )
                 .into());
+            }
+            if !decoded.is_contiguous() {
+                let given = format_args!("decoded {} in layer {}", decoded.desc(), layer.layer);
+                return Err(rules::STEP_CONTIGUOUS.broken(given, "row-major strides").into());
             }
         }
     }

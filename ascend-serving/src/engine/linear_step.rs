@@ -9,6 +9,7 @@ use crate::rules;
 
 use super::convolution_step::{ConvolutionInputs, ConvolutionStep};
 use super::layer_check::check_output;
+use super::layer_group::LayerPlace;
 use super::leased_states::LeasedStates;
 use super::linear_calls::{DeltaCall, DeltaRows, DeltaRun};
 
@@ -34,32 +35,32 @@ impl<T: Element> LinearStep<T> {
         Self { runs, convolution, calls: None, decays: None, tokens }
     }
 
-    /// Queues the convolution of a layer, counted among those of linear attention.
+    /// Queues the convolution of a layer.
     pub(super) fn convolve(
         &mut self,
         stream: &Stream,
-        layer: usize,
+        layer: (usize, LayerPlace),
         inputs: &ConvolutionInputs<'_, T>,
         leased: &mut LeasedStates<'_>,
     ) -> Result<Tensor<T>> {
         let Some(convolution) = &mut self.convolution else {
-            return Err(no_layer(layer, 0));
+            return Err(no_layer(layer.0, 0));
         };
-        let (pool, place) = (leased.pool(), (layer, self.tokens));
-        convolution.queue_layer(pool, stream, place, inputs, || leased.begin_write())
+        let pool = leased.pool();
+        convolution.queue_layer(pool, stream, (layer, self.tokens), inputs, || leased.begin_write())
     }
 
-    /// Queues a layer, counted among those of linear attention, whose output is zero in the rows of the padding.
+    /// Queues a layer, whose output is zero in the rows of the padding.
     pub(super) fn queue_layer(
         &mut self,
         stream: &Stream,
-        layer: usize,
+        (layer, place): (usize, LayerPlace),
         tensors: &DeltaTensors<'_, T>,
         into: Option<&Tensor<T>>,
         leased: &mut LeasedStates<'_>,
     ) -> Result<Tensor<T>> {
         let pool = leased.pool();
-        let states = pool.layer(layer)?;
+        let states = pool.layer(place.layer)?;
         self.check_rows(layer, tensors)?;
         if let Some(output) = into {
             let read = by_name(tensors).into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
@@ -71,7 +72,7 @@ impl<T: Element> LinearStep<T> {
             let text = |[heads, columns]: [bool; 2]| format!("{} of heads, {} of columns", some(heads), some(columns));
             return Err(Violation::new(
                 &rules::STEP_LAYERS,
-                format_args!("decays in layer {layer} of linear attention: {}", text(decays)),
+                format_args!("decays in layer {layer}, of linear attention: {}", text(decays)),
                 format_args!("those of the step's first one: {}", text(first)),
                 "bring `g`, and `gk`, in every layer of linear attention or in none; zeros are no decay",
             )
@@ -116,7 +117,7 @@ impl<T: Element> LinearStep<T> {
             if tensor.shape().first() != Some(&self.tokens) {
                 return Err(rules::STEP_TOKENS
                     .broken(
-                        format_args!("{name} {} in layer {layer} of linear attention", tensor.desc()),
+                        format_args!("{name} {} in layer {layer}, of linear attention", tensor.desc()),
                         format_args!("{} rows", self.tokens),
                     )
                     .into());

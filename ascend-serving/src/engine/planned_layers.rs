@@ -3,13 +3,13 @@
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::backends::{LatentForm, LayerInputs, LayerTensors, PreferredPlan, StepContext};
+use crate::backends::{LatentForm, LayerInputs, LayerTensors, PreferredPlan, StepContext, output_shape};
 use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, QueuedLayers, no_layer};
 use crate::rules;
 
-use super::layer_check::{InputKinds, check_layer};
+use super::layer_check::{InputKinds, check_layer, check_output};
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::linear_step::LinearStep;
 
@@ -46,7 +46,7 @@ struct LayerPlan<T: Element> {
     state: AttentionState,
     shares_keys: bool,
     plan: PreferredPlan<T>,
-    /// Those of the first layer with the mask.
+    /// Those of the first of the layers.
     input_kinds: InputKinds,
 }
 
@@ -115,9 +115,6 @@ impl<'a, T: Element> GroupStep<'a, T> {
             let given = format_args!("shared keys of layer {layer} in other tensors than it was queued with");
             return Err(rules::STEP_SHARED_KEYS.broken(given, "the same key and value").into());
         }
-        if shares_keys {
-            check_cached_latents(layer, latent.map(|latent| latent.form))?;
-        }
         let slots = metadata.slots();
         let metadata = match shares_keys {
             false => *metadata,
@@ -133,6 +130,9 @@ impl<'a, T: Element> GroupStep<'a, T> {
         let context = StepContext { stream, shape, metadata, mask, block_table, recorded: false, shares_keys };
         // Clones of the handles, since writing borrows the cache mutably.
         let (layer_cache, quantised) = layers.cache.tensors(place.layer)?;
+        if shares_keys {
+            check_cached_latents(layer, latent.map(|latent| latent.form), quantised.is_some())?;
+        }
         let tensors = LayerTensors {
             layer: place.layer,
             query,
@@ -144,6 +144,13 @@ impl<'a, T: Element> GroupStep<'a, T> {
             latent,
         };
         check_layer(&context, &tensors)?;
+        if let Some(output) = into {
+            let mut planned = output_shape(&tensors);
+            if latent.is_none() {
+                planned[2] = layers.cache.shape().value_dim;
+            }
+            check_output("output", output, (stream.device(), &planned), [])?;
+        }
         tensors.check_outputs(into)?;
         let preferred = layers.backends.preferred(place.layer, metadata.state());
         let state = metadata.state();
@@ -203,15 +210,29 @@ impl<'a, T: Element> GroupStep<'a, T> {
 
 /// Refuses shared latents that the queries of a layer read elsewhere than in the cache: plain queries, and those of
 /// mixed steps, project the step's own.
-fn check_cached_latents<T: Element>(layer: usize, form: Option<LatentForm<'_, T>>) -> Result<(), Violation> {
-    match form {
-        None | Some(LatentForm::Absorbed | LatentForm::Quantised(_)) => Ok(()),
-        Some(form) => Err(Violation::new(
-            &rules::STEP_SHARED_KEYS,
-            format_args!("shared latents of layer {layer} for queries in the form {:?}", form.kind()),
-            "absorbed queries, which read latents from the cache",
+fn check_cached_latents<T: Element>(
+    layer: usize,
+    form: Option<LatentForm<'_, T>>,
+    is_quantised: bool,
+) -> Result<(), Violation> {
+    let form = match form {
+        None | Some(LatentForm::Absorbed | LatentForm::Quantised(_)) => return Ok(()),
+        Some(form) => form.kind(),
+    };
+    let fix = match is_quantised {
+        false => {
             "absorb the queries of layers that share latents (`LatentForm::Absorbed`), or give the layer latents of \
-             its own",
-        )),
-    }
+             its own"
+        }
+        true => {
+            "absorb the queries of layers that share latents, and quantise them (`LayerInputs::quantised_latent`), or \
+             give the layer latents of its own"
+        }
+    };
+    Err(Violation::new(
+        &rules::STEP_SHARED_KEYS,
+        format_args!("shared latents of layer {layer} for queries in the form {form:?}"),
+        "absorbed queries, which read latents from the cache",
+        fix,
+    ))
 }

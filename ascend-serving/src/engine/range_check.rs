@@ -51,7 +51,8 @@ impl RangeCheck {
 pub enum LayerTensor {
     /// Its queries.
     Query,
-    /// The rotary parts of the queries of latent attention.
+    /// The rotary parts of the queries of latent attention. Beside quantised queries, where they are divided by scales
+    /// that may be small, [`RangeCheck::limit`] is not applied to them.
     QueryRope,
     /// Its new keys; the latents in latent attention.
     Key,
@@ -139,12 +140,14 @@ pub(crate) struct CheckedTensor<'a, T: Element> {
     pub(crate) order: TokenOrder,
     /// The index in the step of its first token.
     pub(crate) first_token: usize,
+    /// Whether its numbers are compared with the limit.
+    is_limited: bool,
 }
 
 impl<'a, T: Element> CheckedTensor<'a, T> {
     /// A tensor of all tokens of the step, `[tokens, N, D]`.
     pub(crate) fn packed(tensor: LayerTensor, elements: &'a Tensor<T>) -> Self {
-        Self { tensor, elements, order: TokenOrder::TokensFirst, first_token: 0 }
+        Self { tensor, elements, order: TokenOrder::TokensFirst, first_token: 0, is_limited: true }
     }
 }
 
@@ -193,10 +196,11 @@ pub(crate) fn latent_tensors<'a, T: Element>(
             behind(absorbed.query(), packed(Output, output)),
         ),
     };
+    let is_divided = matches!(tensors.form, LatentForm::Quantised(_) | LatentForm::QuantisedMixed { .. });
     [
         absorbed,
         query,
-        Some(packed(QueryRope, tensors.query_rope)),
+        Some(CheckedTensor { is_limited: !is_divided, ..packed(QueryRope, tensors.query_rope) }),
         Some(packed(Key, latent)),
         Some(packed(Value, key_rope)),
         decoded,
@@ -215,6 +219,7 @@ struct Pending<T: Element> {
     ends: Arc<[usize]>,
     copied_tokens: usize,
     rows: TokenHeads,
+    limit: f64,
 }
 
 /// The elements of a copy of `copied_tokens` tokens, without those of its padding.
@@ -302,7 +307,7 @@ impl<T: Element> RangeChecker<T> {
         self.collect(false)?;
         let of_step = ends.last().copied().unwrap_or(0);
         for checked in tensors {
-            let CheckedTensor { tensor, elements, order, first_token } = checked;
+            let CheckedTensor { tensor, elements, order, first_token, is_limited } = checked;
             let axis_len = |axis: usize| elements.shape().get(axis).copied().unwrap_or(1);
             let (given, heads) = match order {
                 TokenOrder::TokensFirst => (axis_len(0), axis_len(1)),
@@ -334,6 +339,7 @@ impl<T: Element> RangeChecker<T> {
                 ends: Arc::clone(&ends),
                 copied_tokens,
                 rows: TokenHeads { order, first_token, tokens, heads, head_size: axis_len(2) },
+                limit: if is_limited { self.check.limit } else { f64::INFINITY },
             });
         }
         Ok(())
@@ -361,10 +367,10 @@ impl<T: Element> RangeChecker<T> {
         let Some(oldest) = self.pending.pop_front() else {
             return Ok(());
         };
-        let Pending { copy, step, layer, tensor, ends, copied_tokens, rows } = oldest;
+        let Pending { copy, step, layer, tensor, ends, copied_tokens, rows, limit } = oldest;
         let host = copy.wait()?;
         let elements = without_padding(&host, copied_tokens, &rows);
-        let report = (self.report)(&elements, self.check.limit);
+        let report = (self.report)(&elements, limit);
         let offender = report.first.and_then(|at| Some((at, *elements.get(at)?)));
         if let Some((at, value)) = offender {
             let ElementPlace { request, token, head, element } = rows.place(at, &ends);

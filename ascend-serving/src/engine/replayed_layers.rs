@@ -94,7 +94,6 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
     ) -> Result<Tensor<T>> {
         let tensors = self.tensors(place)?;
         self.check_inputs(layer, place, inputs)?;
-        inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
         let form = tensors.latent().map(|latent| latent.form.kind());
         let query_rope = inputs.absorbed_rope(layer, form, &rules::GRAPH_INPUTS)?;
         let rows = StepRows {
@@ -114,8 +113,10 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             check_output("output", output, (stream.device(), tensors.output.shape()), own)?;
             let cache = self.caches.get(place.group).and_then(|layers| layers.get(place.layer));
             let (cache, quantised) = cache.ok_or_else(|| self.missing(place))?;
-            let LayerInputs { query, key, value, learnable_sink, latent, .. } = *inputs;
-            let quantised = quantised.as_ref();
+            let LayerInputs { query, key, value, latent, .. } = *inputs;
+            // The graph reads the sinks of the capture, which the inputs may leave out.
+            let learnable_sink = self.captured_sink(layer);
+            let (layer, quantised) = (place.layer, quantised.as_ref());
             LayerTensors { layer, query, key, value, cache, quantised, learnable_sink, latent }
                 .check_outputs(Some(output))?;
         }
@@ -142,8 +143,13 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         let Some(given) = inputs.learnable_sink else {
             return Ok(());
         };
-        let own = self.sinks.get(layer).and_then(Option::as_ref);
+        let own = self.captured_sink(layer);
         check_captured(("learnable_sink", format_args!("layer {layer}")), Some(given), own, SINKS_FIX)
+    }
+
+    /// The sinks that a layer of the model was captured with.
+    fn captured_sink(&self, layer: usize) -> Option<&'a AnyTensor> {
+        self.sinks.get(layer)?.as_ref()
     }
 
     /// Copies the tensors of a layer of linear attention into those of its graph, unless they are the first rows of
@@ -182,7 +188,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
                     };
                     return Err(Violation::new(
                         &rules::GRAPH_INPUTS,
-                        format_args!("{given}`{name}` in layer {layer} of linear attention"),
+                        format_args!("{given}`{name}` in layer {layer}, of linear attention"),
                         format_args!("{allowed}`{name}`, as the layers were captured"),
                         "bring the decays that `LinearCapture` names, or capture with those that the layers bring; \
                          zeros are no decay",
@@ -236,7 +242,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         layer: usize,
     ) -> Result<(), Violation> {
         let Self { actual, padded, .. } = *self;
-        let text = format_args!("{name} {} in layer {layer} of linear attention", given.desc());
+        let text = format_args!("{name} {} in layer {layer}, of linear attention", given.desc());
         let (shape, wanted) = (given.shape(), captured.shape());
         if !shape.first().is_some_and(|rows| (actual..=padded).contains(rows)) {
             let allowed = format_args!("{actual} rows, or up to {padded} with the padding");

@@ -117,9 +117,10 @@ impl<T: Element> LayerGroup<T> {
 /// error, and the next step of its sequences is refused.
 /// A step that is neither ended nor dropped, as after `std::mem::forget`, leaves its sequences in progress for ever.
 ///
-/// Both steps take the same calls in the same order. A step that is replayed copies the inputs of a layer into the
-/// tensors of its graph, unless they are the first rows of these, and takes a row for each token of the step, with the
-/// padding or without it. Its layers may also be filled [in place](Self::tensors) and [launched](Self::launch).
+/// A step from graphs takes the same calls as one without, in the same order. A step that is replayed copies the inputs
+/// of a layer into the tensors of its graph, unless they are the first rows of these, and takes a row for each token of
+/// the step, with the padding or without it. Its layers may also be filled [in place](Self::tensors) and
+/// [launched](Self::launch).
 pub struct Step<'a, T: Element> {
     pub(super) stream: &'a Stream,
     /// The place of each layer of the model.
@@ -155,9 +156,10 @@ impl<'a, T: Element> Step<'a, T> {
 
     /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless it
     /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a
-    /// group with a mask plans for all its layers with it, and the first one that shares keys for the others that do,
-    /// where the plan of the layers with keys does not serve them. The attention is `[tokens, N, D]`; of latent
-    /// attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of the first.
+    /// group with a mask and scale plans for all its layers with both, and the first one that shares keys for the
+    /// others that do, where the plan of the layers with keys does not serve them. The attention is `[tokens, N, D]`;
+    /// of latent attention the [`LatentForm`](crate::LatentForm) defines it, and all layers of a step have the form of
+    /// the first.
     ///
     /// A layer of linear attention gets its [`DeltaTensors`], packed, with the padding of the metadata: its states take
     /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding. The first one
@@ -167,13 +169,14 @@ impl<'a, T: Element> Step<'a, T> {
     /// replayed all layers of a group write the same output, and all of linear attention: queue work that reads it on
     /// the step's stream before the next layer, or copy it there. It has the padding of the captured size, whose rows
     /// hold anything. A mask and sinks may be left out there, since the graph has those of the capture, and over a
-    /// cache of latents the queries are absorbed.
+    /// cache of latents the queries are absorbed, over latents of one byte quantised
+    /// ([`LatentForm::Quantised`](crate::LatentForm::Quantised)).
     ///
     /// # Errors
     /// [`STEP_KIND`](crate::rules::STEP_KIND) for the inputs of a layer of the other kind;
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
-    /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step had
-    /// none, or none where it had, and for queries over latents in another form,
+    /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step with
+    /// the same mask and scale had none, or none where it had, and for queries over latents in another form,
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
     /// [`STEP_SHARED_KEYS`](crate::rules::STEP_SHARED_KEYS) for [shared keys](LayerInputs::shared_keys) of one that was
     /// not, and for shared latents whose queries are not absorbed,
@@ -190,13 +193,13 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch has failed between others of its layer.
     ///
     /// Of replays also [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask than that of the capture and
-    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for shared keys, for other sinks, for queries over latents that are
-    /// not absorbed, for inputs without latents over a cache that has them, for latents over another, and for other
-    /// decays; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a tensor of the
-    /// graph and is not in its own place, or of linear attention for rows that the convolution of another layer has
-    /// overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs of linear attention with gaps;
-    /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has failed; as for
-    /// [`GraphStep::launch`](crate::GraphStep::launch).
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for shared keys, for other sinks, for queries over latents in
+    /// another form, for a query beside quantised ones, for inputs without latents over a cache that has them, for
+    /// latents over another, and for other decays; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that
+    /// shares memory with a tensor of the graph and is not in its own place, or of linear attention for rows that the
+    /// convolution of another layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs
+    /// of linear attention with gaps; [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has
+    /// failed; as for [`GraphStep::launch`](crate::GraphStep::launch).
     ///
     /// [`CacheWrite::plan`]: crate::kv::CacheWrite::plan
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<&Tensor<T>> {
@@ -351,7 +354,7 @@ impl<'a, T: Element> Step<'a, T> {
             return Err(no_layer(layer, 0));
         };
         let rows = match calls {
-            StepCalls::Planned(planned) => planned.linear.convolve(stream, place.layer, inputs, leased),
+            StepCalls::Planned(planned) => planned.linear.convolve(stream, (layer, place), inputs, leased),
             StepCalls::Replayed(replayed) => replayed.convolve(stream, (layer, place), inputs, (layers, leased)),
         };
         if leased.has_written() {
@@ -394,19 +397,16 @@ impl<'a, T: Element> Step<'a, T> {
     ) -> Result<Tensor<T>> {
         let place = (layer, self.place_of_kind(layer, false, QUERY_KEY_VALUE)?);
         let Self { stream, calls, layers, .. } = self;
+        if let StepCalls::Replayed(_) = calls {
+            inputs.check_own_keys(layer, &rules::GRAPH_INPUTS)?;
+        }
+        match inputs.shares_keys {
+            true => layers.check_written(layer)?,
+            false => layers.check_not_repeated(layer)?,
+        }
         match calls {
-            StepCalls::Planned(planned) if inputs.shares_keys => {
-                layers.check_written(layer)?;
-                planned.queue_attention(stream, place, inputs, into, layers)
-            }
-            StepCalls::Planned(planned) => {
-                layers.check_not_repeated(layer)?;
-                planned.queue_attention(stream, place, inputs, into, layers)
-            }
-            StepCalls::Replayed(replayed) => {
-                layers.check_not_repeated(layer)?;
-                replayed.queue_attention(stream, place, inputs, into, layers)
-            }
+            StepCalls::Planned(planned) => planned.queue_attention(stream, place, inputs, into, layers),
+            StepCalls::Replayed(replayed) => replayed.queue_attention(stream, place, inputs, into, layers),
         }
     }
 
@@ -423,7 +423,7 @@ impl<'a, T: Element> Step<'a, T> {
         layers.check_not_repeated(layer)?;
         leased.check_layer(layer, place.layer)?;
         let output = match calls {
-            StepCalls::Planned(planned) => planned.linear.queue_layer(stream, place.layer, tensors, into, leased),
+            StepCalls::Planned(planned) => planned.linear.queue_layer(stream, (layer, place), tensors, into, leased),
             StepCalls::Replayed(replayed) => {
                 replayed.queue_linear(stream, (layer, place), tensors, into, (layers, leased))
             }

@@ -361,10 +361,10 @@ impl<B> fmt::Debug for Replays<'_, B> {
 /// not count as computed, as for [`Step`](crate::Step).
 #[must_use = "nothing is computed until the layers are replayed"]
 pub struct GraphStep<'a, B> {
-    pub(crate) replays: Replays<'a, B>,
-    pub(crate) layers: QueuedLayers,
-    /// Keeps blocks that go back during the step, unless the step is part of one that does.
-    pub(crate) _lease: Option<StepLease<'a, Stream>>,
+    replays: Replays<'a, B>,
+    layers: QueuedLayers,
+    /// Keeps blocks that go back during the step.
+    _lease: Option<StepLease<'a, Stream>>,
 }
 
 impl<'a, B> GraphStep<'a, B> {
@@ -377,7 +377,7 @@ impl<'a, B> GraphStep<'a, B> {
     }
 
     /// Refuses a layer that there is not, and one that was replayed.
-    pub(crate) fn admits(&self, layer: usize) -> Result<()> {
+    fn admits(&self, layer: usize) -> Result<()> {
         self.replays.check(layer)?;
         Ok(self.layers.check_not_repeated(layer)?)
     }

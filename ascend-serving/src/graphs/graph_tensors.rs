@@ -20,12 +20,13 @@ use crate::rules;
 /// [`TreeGraphs`](crate::TreeGraphs) they are `[size, heads, nodes, D]`.
 #[derive(Debug)]
 pub struct GraphTensors<T: Element> {
-    /// Queries, `[rows, N, D]`.
+    /// Queries, `[rows, N, D]`. Over latents of one byte it is the tensor `query_rope`, and the queries are
+    /// `quantised_query`.
     pub query: Tensor<T>,
     /// The rotary parts of absorbed queries, over a cache of latents.
     pub query_rope: Option<Tensor<T>>,
     /// The absorbed queries, over a cache of latents of one byte
-    /// ([`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as)). `query` is the tensor `query_rope` there.
+    /// ([`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as)).
     pub quantised_query: Option<QuantisedQueries>,
     /// Keys of the step, `[rows, Nkv, D]`.
     pub key: Tensor<T>,
@@ -157,12 +158,12 @@ pub(crate) struct GroupBuffers<T: Element> {
     pub(crate) quantisers: Option<DeviceQuantisers>,
     /// The write of new keys and values, the same call in every layer.
     pub(crate) write: ScatterPlan,
-    /// For each mask that layers have the backend that computes them, and its program.
+    /// For each mask and scale that layers have the backend that computes them, and its program.
     pub(crate) programs: Vec<CapturedProgram<T>>,
     pub(crate) tensors: GraphTensors<T>,
 }
 
-/// What computes the captured layers with one mask.
+/// What computes the captured layers with one mask and scale.
 pub(crate) struct CapturedProgram<T: Element> {
     pub(crate) recorded: RecordedBackend<T>,
     /// The most rows of a dummy request in a step whose requests add fewer tokens than were declared; `None` where each
@@ -175,7 +176,7 @@ pub(crate) struct CapturedProgram<T: Element> {
 /// The tensors that a cache has for a layer.
 pub(crate) type CachedLayer<T> = (LayerCache<T>, Option<QuantisedLayer>);
 
-/// The program of a step for the captured layers with one mask, and the contents of its named masks.
+/// The program of a step for the captured layers with one mask and scale, and the contents of its named masks.
 pub(crate) struct ReplayedProgram<T: Element> {
     pub(crate) program: StepProgram<T>,
     pub(crate) masks: Vec<Option<HostMask>>,

@@ -90,10 +90,10 @@ impl QuantisedLayer {
 impl<T: Element> PagedKvCache<T> {
     /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions,
     /// from and to, one after another. Returns at once. The old contents of the target positions are lost; the other
-    /// positions, and the length, stay. Until the sequence is cut, no later call moves a token from among the positions
-    /// that an earlier one moved tokens to: the same pairs again would move what has come to their places meanwhile.
-    /// Where a copy fails on the device, some layers are moved and others not: the tokens from the first target on do
-    /// not count as computed any more.
+    /// positions, and the length, stay. Until the sequence is cut, no later call moves a token from a position between
+    /// the first and the last target of earlier ones, these included: the same pairs again would move what has come to
+    /// their places meanwhile. Where a copy fails on the device, some layers are moved and others not: the tokens from
+    /// the first target on do not count as computed any more.
     ///
     /// After a tree of drafts was verified, its accepted drafts are made contiguous by
     /// [`AcceptedDrafts::moves`](crate::AcceptedDrafts::moves), and then the sequence is cut behind them
@@ -106,7 +106,7 @@ impl<T: Element> PagedKvCache<T> {
     /// for more moves than it has tokens and the largest tree has nodes,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
     /// [`mark_computed`](PagedKvCache::mark_computed) named,
-    /// [`SEQUENCE_MOVED`](crate::rules::SEQUENCE_MOVED) for one from among the targets of an earlier call,
+    /// [`SEQUENCE_MOVED`](crate::rules::SEQUENCE_MOVED) for one from between the targets of earlier calls,
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step of the sequence is in progress,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
@@ -188,15 +188,16 @@ impl<T: Element> PagedKvCache<T> {
                 .into());
             }
             if from != to && moved.contains(&from) {
+                let (first, last) = (moved.start, moved.end - 1);
                 return Err(rules::SEQUENCE_MOVED
                     .broken(
                         format_args!(
-                            "position {from} to move from, of a sequence in which tokens have moved to positions {} \
-                             to {}",
-                            moved.start,
-                            moved.end - 1
+                            "position {from} to move from, of a sequence in which tokens have moved to positions from \
+                             {first} to {last}"
                         ),
-                        "tokens that have not moved since the sequence was cut",
+                        format_args!(
+                            "tokens in front of position {first}, or behind {last}, until the sequence is cut"
+                        ),
                     )
                     .into());
             }

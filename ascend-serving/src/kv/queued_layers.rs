@@ -133,7 +133,7 @@ impl QueuedLayers {
         outcome
     }
 
-    /// Notes whether a layer was refused before anything of it was queued.
+    /// Gives no warning on drop after an error that the caller gets of what is no layer, such as a convolution.
     pub(crate) fn note_refusal<R, E>(&mut self, outcome: Result<R, E>) -> Result<R, E> {
         if outcome.is_err() {
             self.silence();

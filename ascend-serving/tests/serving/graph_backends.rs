@@ -132,7 +132,7 @@ fn calls_that_depend_on_lengths_are_not_captured() {
         let by_form = told.contains("calls of the backend `split_decode` whose number, rows or merge");
         assert_eq!((by_form, refused.breaks(&rules::GRAPH_BACKEND)), (each == 1, each == 1), "{told}");
         assert!(refused.breaks(&rules::BACKEND_SHARED_PREFIX), "{told}");
-        assert_eq!(told.contains("register a backend such as `Backend::Fused` behind it"), each == 1, "{told}");
+        assert_eq!(told.contains("add a backend such as `Backend::Fused` behind it"), each == 1, "{told}");
         let attention = self::attention(&stream, varying().with(Backend::Fused));
         let graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
         assert_eq!((graphs.backend(0), graphs.backend(LAYERS)), (Some("fused"), None));

@@ -74,6 +74,29 @@ proptest! {
     }
 }
 
+/// The comparison tells one scale from another.
+#[test]
+fn the_attention_of_another_scale_is_refused() {
+    let stream = harness::stream();
+    let scales = [0.02, 0.3];
+    let mut model = attention(&stream, 2, 8).layer_scales(|layer| scales[layer]).unwrap();
+    let mut sequence = model.sequence();
+    let names: Vec<u64> = (0..20).collect();
+    model.grow(&stream, &mut sequence, 20).unwrap();
+    let metadata = model.metadata(&[BatchRequest::of(&sequence, 20)], POLICY).unwrap();
+    let mut step = model.begin(&stream, &metadata).unwrap();
+    let outputs = [0, 1].map(|layer| {
+        let [query, key, value] = tensors(&stream, &names, layer);
+        step.forward(layer, (&query, &key, &value)).unwrap().download(&stream).unwrap()
+    });
+    step.end().unwrap();
+    for (layer, output) in outputs.iter().enumerate() {
+        let row = &output[19 * HEADS * DIM..];
+        check(&model, row, &names, layer, scales[layer]).unwrap();
+        check(&model, row, &names, layer, scales[1 - layer]).unwrap_err();
+    }
+}
+
 #[test]
 fn a_scale_that_weighs_nothing_is_refused_with_its_layer() {
     let stream = harness::stream();

@@ -142,6 +142,7 @@ fn tokens_that_have_moved_stay_until_their_sequence_is_cut() {
     for sequence in [&sequence, &fork] {
         let again = moved(&mut attention, sequence, &moves).unwrap_err();
         assert!(again.breaks(&rules::SEQUENCE_MOVED) && again.to_string().contains("position 8"), "{again}");
+        assert!(again.to_string().contains("in front of position 7, or behind 9"), "{again}");
     }
     drop(fork);
     // A token that stays where it is does not move.

@@ -236,7 +236,7 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     let said = refused(quantised(), Queries::Absorbed);
     assert!(said.contains("`Backend::QUANTISED_MLA`"), "{said}");
     // Each backend has the caches of its name.
-    for (cache, words) in [(plain(), "register `Backend::MLA`"), (by_channel(&stream), "scales of channels")] {
+    for (cache, words) in [(plain(), "add `Backend::MLA`"), (by_channel(&stream), "scales of channels")] {
         let backends = Backends::none().with(Backend::QUANTISED_MLA);
         let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
         let mut sequence = attention.sequence();
@@ -272,7 +272,15 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     let why = violation(step.forward(0, LayerInputs::quantised_latent(&short, &query_rope, &latent, &key_rope)));
     assert_eq!(why.rule, &rules::STEP_TOKENS, "{why}");
     // What it advises.
-    step.forward(0, LayerInputs::quantised_latent(&queries, &query_rope, &latent, &key_rope)).unwrap();
+    let inputs = LayerInputs::quantised_latent(&queries, &query_rope, &latent, &key_rope);
+    step.forward(0, inputs).unwrap();
+    // A layer that shares latents reads them in the cache, by queries of its form.
+    let tensors = LatentTensors { query_rope: &query_rope, form: LatentForm::Plain(&project) };
+    let plain = rows(&stream, 5, 3, HEADS, DIM);
+    let why = violation(step.forward(0, LayerInputs::latent(&plain, &latent, &key_rope, tensors).shared_keys()));
+    assert_eq!(why.rule, &rules::STEP_SHARED_KEYS, "{why}");
+    assert!(why.fix.contains("`LayerInputs::quantised_latent`"), "{why}");
+    step.forward(0, inputs.shared_keys()).unwrap();
     step.end().unwrap();
 }
 
@@ -281,7 +289,8 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
 fn a_query_that_is_not_finite_is_found_in_its_head() {
     let stream = harness::stream();
     let mut attention = attention(cache(&stream, Cache::Nz, Int8).unwrap());
-    attention.set_range_check(RangeCheck::always()).unwrap();
+    // Divided by a small scale, healthy rotary parts of the queries are beyond a limit that is right for the rest.
+    attention.set_range_check(RangeCheck::always().limit(10.0)).unwrap();
     let mut sequence = attention.sequence();
     attention.grow(&stream, &mut sequence, 1).unwrap();
     let settings = BatchSettings::of(attention.cache(), Causality::Causal);
@@ -291,6 +300,7 @@ fn a_query_that_is_not_finite_is_found_in_its_head() {
     let absorbed = stream.upload(&absorbed, [1, HEADS, LATENT]).unwrap();
     let ropes = rows(&stream, 2, 1, HEADS, ROPE);
     let (queries, query_rope) = QuantisedQueries::on_host(&stream, Int8, (&absorbed, &ropes), scale(Int8)).unwrap();
+    assert!(query_rope.download(&stream).unwrap()[..ROPE].iter().any(|x| x.to_f32().abs() > 10.0));
     let (latent, key_rope) = (rows(&stream, 3, 1, 1, LATENT), rows(&stream, 4, 1, 1, ROPE));
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let inputs = LayerInputs::quantised_latent(&queries, &query_rope, &latent, &key_rope);
@@ -299,8 +309,8 @@ fn a_query_that_is_not_finite_is_found_in_its_head() {
     let (first, second) = output.split_at(LATENT);
     assert!(first.iter().all(|x| x.is_finite()) && second.iter().all(|x| x.is_nan()));
     let found = attention.await_range_findings().unwrap();
-    let tensors: Vec<_> = found.iter().map(|finding| finding.tensor).collect();
-    assert_eq!(tensors, [LayerTensor::QueryRope, LayerTensor::Output]);
+    let tensors: Vec<_> = found.iter().map(|finding| (finding.tensor, finding.report.over)).collect();
+    assert_eq!(tensors, [(LayerTensor::QueryRope, 0), (LayerTensor::Output, 0)]);
 }
 
 /// The largest and the mean difference of decodes and drafts from those over latents of 16 bits, as shares of the

@@ -187,10 +187,21 @@ fn a_step_that_a_flag_binds_is_told_to_name_another_backend_there() {
     let mut step = attention.begin(&stream, &metadata).unwrap();
     let refused = step.forward(0, (&rows, &rows, &rows)).unwrap_err().to_string();
     assert!(refused.contains("binds steps of this kind"), "{refused}");
-    assert!(
-        refused.contains("in the same flag or `Backends::for_steps`") && !refused.contains("register a"),
-        "{refused}"
-    );
+    assert!(refused.contains("add another one there") && !refused.contains("register "), "{refused}");
+    // Advice on a backend stands beside that on the call, and is true of steps that are bound and of others.
+    for (flag, said) in [
+        ("quantised_mla", "make the inputs of layers of multi-head latent attention by `LayerInputs::latent`"),
+        ("quantised_decode", "or add `Backend::Fused`"),
+        ("split_decode:256", "add a backend such as `Backend::Fused` behind it"),
+    ] {
+        let flags = BackendFlags { decode: Some(flag), ..BackendFlags::default() };
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+        let attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, flags.backends(stream.device()).unwrap());
+        let refused = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1], 300)).unwrap_err();
+        let refused = refused.to_string();
+        assert!(refused.contains(said) && refused.contains("add another one there"), "{refused}");
+        assert!(!refused.contains("register "), "{refused}");
+    }
 }
 
 /// Fused attention under another name.
@@ -221,7 +232,7 @@ fn a_step_that_the_operator_would_mask_otherwise_is_refused_by_its_backend() {
         let why = decode.served.unwrap_err();
         assert!(why.breaks(&rules::BACKEND_STEP), "{why}");
         let text = why.to_string();
-        assert!(text.contains("batched_queries: ") && text.contains("register `Backend::Fused`"), "{text}");
+        assert!(text.contains("batched_queries: ") && text.contains("add `Backend::Fused`"), "{text}");
         assert!(!text.contains("sparse"), "{text}");
     }
 }
@@ -251,7 +262,12 @@ fn a_backend_that_a_flag_keeps_from_a_step_is_named() {
                 }
                 AttentionState::SpecDecoding => {
                     let why = choice.served.unwrap_err();
-                    assert!(why.breaks(&rules::BACKEND_BOUND) && why.to_string().contains("renamed: "), "{why}");
+                    assert!(
+                        why.breaks(&rules::BACKEND_BOUND)
+                            && why.to_string().contains("registered, not tried: renamed (backend.bound)"),
+                        "{why}"
+                    );
+                    assert!(why.to_string().contains("give `Backends::for_steps` a list with this backend"), "{why}");
                 }
                 _ => assert!(choice.served.is_ok() && kept.is_empty(), "{choice}"),
             }

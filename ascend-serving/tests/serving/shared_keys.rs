@@ -229,4 +229,7 @@ fn graphs_write_their_keys() {
     assert!(refused.breaks(&rules::GRAPH_INPUTS), "{refused}");
     let output = step.forward(0, inputs).unwrap().clone();
     assert_computed(&stream, &output, &[1], 0);
+    // Behind the layer that is queued as well, since no number of a layer mends it.
+    let refused = step.forward(0, inputs.shared_keys()).unwrap_err();
+    assert!(refused.breaks(&rules::GRAPH_INPUTS) && refused.to_string().contains("`Attention::begin`"), "{refused}");
 }

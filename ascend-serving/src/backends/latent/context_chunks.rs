@@ -60,11 +60,9 @@ impl ContextChunks {
                 break;
             };
             if chunks.len() >= Self::MAX_CHUNKS {
-                return Err(Violation::new(
-                    &rules::LATENT_WORKSPACE,
+                return Err(rules::LATENT_WORKSPACE.broken(
                     format_args!("room for {capacity} tokens, {} chunks", chunks.len()),
                     format_args!("at most {} chunks", Self::MAX_CHUNKS),
-                    "give `Backend::Mla` a larger workspace",
                 ));
             }
             let end = start.saturating_add(share);
@@ -107,8 +105,12 @@ mod tests {
         assert!(!chunks.in_place() && chunks.longest() == Some(24));
         let none = ContextChunks::new(&[0, 0], 0, 8).unwrap();
         assert!(none.longest().is_none() && none.in_place());
-        let error = ContextChunks::new(&[5, 5], 1, 8).unwrap_err();
-        assert_eq!(error.rule, &rules::LATENT_WORKSPACE);
+        let most = ContextChunks::MAX_CHUNKS;
+        for (cached, capacity) in [(&[5, 5][..], 1), (&[most + 1], 1)] {
+            let error = ContextChunks::new(cached, capacity, 8).unwrap_err();
+            assert_eq!((error.rule, &*error.fix), (&rules::LATENT_WORKSPACE, rules::LATENT_WORKSPACE.fix));
+        }
+        assert_eq!(ContextChunks::new(&[most], 1, 8).unwrap().chunks.len(), most);
     }
 
     proptest! {

@@ -24,6 +24,7 @@ pub(in crate::backends) fn quantised_program<T: Element>(
     first: &LayerTensors<'_, T>,
     workspace_bytes: usize,
 ) -> Result<StepProgram<T>> {
+    latent_inputs(first)?;
     check_quantised_latents(first)?;
     program(step, first, workspace_bytes)
 }

@@ -41,10 +41,9 @@ pub(super) fn check_quantised_latents<T: Element>(layer: &LayerTensors<'_, T>) -
             format!("a cache with {}", cache.describe_scales()),
             "make the cache by `PagedKvCache::latents_as`, or serve keys and values by `Backend::QuantisedDecode`",
         ),
-        None => (
-            format!("a cache of {}", T::DTYPE),
-            "make the cache by `PagedKvCache::latents_as`, or register `Backend::MLA`",
-        ),
+        None => {
+            (format!("a cache of {}", T::DTYPE), "make the cache by `PagedKvCache::latents_as`, or add `Backend::MLA`")
+        }
     };
     Err(Violation::new(&rules::BACKEND_QUANTISED, given, "a cache of `PagedKvCache::latents_as`", fix))
 }

@@ -99,7 +99,10 @@ fn a_step_without_graphs_has_nothing_to_fill_in_place() {
 fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
     let stream = harness::stream();
     let mut attention = attention(&stream, 2, 8);
-    let limits = GraphLimits::new([2], 300);
+    // Sinks that change nothing, which the layers do not bring and the graphs read.
+    let around_sink = stream.upload(&[bf16::NEG_INFINITY; 2 * HEADS * DIM], [2, HEADS, DIM]).unwrap();
+    let sink = around_sink.reshape([2 * HEADS * DIM]).unwrap().narrow(0, 0..HEADS).unwrap();
+    let limits = GraphLimits::new([2], 300).learnable_sinks([sink.clone(), sink]);
     let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
     let mut sequence = attention.sequence();
     attention.grow(&stream, &mut sequence, 1).unwrap();
@@ -122,6 +125,7 @@ fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
         ("that of the graph", own_query),
         ("that of the graph", own_output),
         ("the cache", cached(&first)),
+        ("learnable_sink", around_sink),
     ] {
         let refused = step.forward_into(0, inputs, &mut output).unwrap_err();
         assert!(refused.breaks(&rules::ARGUMENT_MEMORY) && refused.to_string().contains(name), "{refused}");
@@ -135,4 +139,31 @@ fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
     let mut output = cached(&second);
     step.forward_into(0, inputs, &mut output).unwrap();
     check(&output.download(&stream).unwrap()[..HEADS * DIM], &[7], 0, None, "of the caller");
+}
+
+/// Outputs that no layer fills are refused before its keys are written.
+#[test]
+fn outputs_of_callers_fit_before_a_step_without_graphs_writes() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 2, 8);
+    let mut sequence = attention.sequence();
+    attention.grow(&stream, &mut sequence, 2).unwrap();
+    let metadata = attention.metadata(&[BatchRequest::of(&sequence, 2)], POLICY).unwrap();
+    let keys = attention.cache().layer(0).unwrap().key.clone();
+    let mut step = attention.begin(&stream, &metadata).unwrap();
+    let [query, key, value] = tensors(&stream, &[7, 8], 0);
+    let inputs = (&query, &key, &value);
+    let empty = |shape: [usize; 3]| Tensor::empty(stream.device(), shape).unwrap();
+    let gaps = empty([2, HEADS, 2 * DIM]).narrow(2, 0..DIM).unwrap();
+    for mut wrong in [empty([1, HEADS, DIM]), empty([2, HEADS, DIM / 2]), empty([HEADS, 2, DIM / 4]), gaps] {
+        assert_eq!(rule(step.forward_into(0, inputs, &mut wrong)), &rules::PLAN_TENSORS);
+    }
+    let other = harness::runtime().device(1).unwrap();
+    let mut far = Tensor::empty(&other, [2, HEADS, DIM]).unwrap();
+    assert_eq!(blamed(step.forward_into(0, inputs, &mut far)), "output");
+    assert!(keys.download(&stream).unwrap().iter().all(|element| *element == bf16::ZERO));
+    drop(step);
+    // Nothing is missing from the cache, and the tokens are computed after all.
+    let step = attention.begin(&stream, &metadata).unwrap();
+    check(&queue_layers(step, &stream, &[7, 8], 2)[0][HEADS * DIM..], &[7, 8], 0, None, "begun again");
 }

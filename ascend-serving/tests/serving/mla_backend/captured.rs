@@ -278,6 +278,12 @@ fn a_graph_over_quantised_latents_takes_its_own_queries() {
     let wide = Rows::of(&stream, &[7, 8, 9], 0).stored(&stream, Some(QuantisedType::Int8));
     let why = step.forward(0, wide.inputs()).map(drop).unwrap_err();
     assert!(why.breaks(&rules::STEP_TOKENS), "{why}");
+    // Another query beside the quantised ones would be left out.
+    let rows = Rows::of(&stream, &[7], 0).stored(&stream, Some(QuantisedType::Int8));
+    let mut inputs = rows.inputs();
+    inputs.query = &rows.query;
+    let why = step.forward(0, inputs).map(drop).unwrap_err();
+    assert!(why.breaks(&rules::GRAPH_INPUTS) && why.to_string().contains("beside quantised ones"), "{why}");
     for layer in 0..LAYERS {
         let rows = Rows::of(&stream, &[7], layer).stored(&stream, Some(QuantisedType::Int8));
         step.forward(layer, rows.inputs()).unwrap();

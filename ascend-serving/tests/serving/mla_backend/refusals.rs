@@ -287,6 +287,7 @@ fn tensors_of_other_shapes_are_refused_by_name_before_keys_are_written() {
     let [query_rope, latent, key_rope] = [[4, 2, ROPE], [4, 1, LATENT], [4, 1, ROPE]].map(ones);
     let longer = [[5, 2, ROPE], [5, 1, LATENT], [5, 1, ROPE], [3, 2, LATENT], [2, 3, LATENT]].map(ones);
     let (absorbed, decoded) = (ones([2, 2, LATENT]), ones([2, 2, LATENT]));
+    let gaps = ones([2, 2, 2 * LATENT]).narrow(2, 0..LATENT).unwrap();
     let mixed = |absorbed, decoded| LatentForm::Mixed { absorbed, decoded, projection: &project };
     let plain = LatentForm::Plain(&project);
     for (query, form) in [
@@ -322,6 +323,10 @@ fn tensors_of_other_shapes_are_refused_by_name_before_keys_are_written() {
             let tensors = LatentTensors { query_rope, form };
             step.forward(layer, LayerInputs::latent(query, latent, key_rope, tensors)).map(drop)
         };
+        if let LatentForm::Mixed { .. } = form {
+            let why = queue(0, right, mixed(&absorbed, &gaps)).unwrap_err();
+            assert!(why.breaks(&rules::STEP_CONTIGUOUS), "{why}");
+        }
         for layer in 0..2 {
             for (name, tensors, form) in &wrong {
                 let why = queue(layer, *tensors, *form).unwrap_err();

@@ -186,7 +186,10 @@ fn steps_refuse_what_does_not_go_together() {
     let value = rows.convolved(&mut step, &stream, LINEAR[0]).unwrap();
     let mut without_decay = rows.tensors(&value);
     without_decay.g = None;
-    is(step.forward(LINEAR[0], without_decay).map(drop), &rules::STEP_LAYERS);
+    // Layers have their numbers in the model.
+    let refused = step.forward(LINEAR[0], without_decay).map(drop).unwrap_err();
+    assert!(refused.to_string().contains(&format!("in layer {}, of linear", LINEAR[0])), "{refused}");
+    is(Err(refused), &rules::STEP_LAYERS);
     step.forward(LINEAR[0], rows.tensors(&value)).unwrap();
     for layer in [FULL, WINDOWED] {
         forward(&mut step, &stream, &[1, 2], 0, layer).unwrap();
