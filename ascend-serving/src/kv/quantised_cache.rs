@@ -54,7 +54,7 @@ impl<T: Element> PagedKvCache<T> {
     /// let settings = BatchSettings::of(attention.cache(), Causality::Causal);
     /// let metadata = AttentionMetadata::new(&[BatchRequest::of(&sequence, 1)], settings)?;
     /// let row = stream.upload(&[bf16::from_f32(0.8); 64], [1, 1, 64])?;
-    /// let output = attention.begin(&stream, &metadata)?.forward(0, (&row, &row, &row))?;
+    /// let output = attention.begin(&stream, &metadata)?.forward(0, (&row, &row, &row))?.clone();
     /// // The first token of a sequence sees its own value, which is still of 16 bits. Those behind it see 3 * 0.25.
     /// assert_eq!(output.download(&stream)?, [bf16::from_f32(0.8); 64]);
     /// let stored = &attention.cache().quantised_layer(0)?.cache.value;
