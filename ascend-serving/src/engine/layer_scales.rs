@@ -7,13 +7,13 @@ use crate::error::{Error, Result};
 use super::attention::Attention;
 
 impl<T: Element> Attention<T> {
-    /// Gives each layer of attention a factor of its scores, by its number in the model, in the place of that of its
+    /// Gives each layer of attention a scale of its scores, by its number in the model, in the place of that of its
     /// group's [`AttentionShape`](crate::AttentionShape): for models that divide by the number of the layer
-    /// (`scale_attn_by_inverse_layer_idx`) or learn a factor.
+    /// (`scale_attn_by_inverse_layer_idx`) or learn a scale.
     ///
-    /// A step plans once for each factor, and what a plan holds ([`StepPlan::memory`](crate::StepPlan::memory)) is held
-    /// for each. Graphs have the factors of their capture: set them before. What is made with heads of its own, such as
-    /// a [`TreeVerification`](crate::TreeVerification), has one factor.
+    /// A step plans once for each scale, and what a plan holds ([`StepPlan::memory`](crate::StepPlan::memory)) is held
+    /// for each. Graphs have the scales of their capture: set them before. What is made with heads of its own, such as
+    /// a [`TreeVerification`](crate::TreeVerification), has one scale.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
