@@ -149,7 +149,7 @@ fn main() -> Result<()> {
         Some(scale) => {
             // The operator takes NZ blocks of 128 tokens.
             let shape = CacheShape::latent(1).format(Cache::Nz);
-            let cache = PagedKvCache::latents_as(&stream, 2, 128, shape, pad, QuantisedType::Int8, &[scale])?;
+            let cache = PagedKvCache::quantised_latents_as(&stream, 2, 128, shape, pad, QuantisedType::Int8, &[scale])?;
             (cache, Backend::QUANTISED_MLA)
         }
     };
@@ -199,9 +199,9 @@ fn main() -> Result<()> {
         let latent = upload(1, LATENT, &Model::latent)?;
         let key_rope = upload(1, ROPE, &Model::key_rope)?;
         // Kernels of the model make these on an NPU.
-        let quantised = scale
-            .filter(|_| absorbed)
-            .map(|scale| QuantisedQueries::on_host(&stream, QuantisedType::Int8, (&query, &query_rope), scale));
+        let quantised = scale.filter(|_| absorbed).map(|scale| {
+            QuantisedQueries::quantise_on_host(&stream, QuantisedType::Int8, (&query, &query_rope), scale)
+        });
         let quantised = quantised.transpose()?;
         let inputs = match &quantised {
             Some((queries, divided)) => LayerInputs::quantised_latent(queries, divided, &latent, &key_rope),

@@ -75,7 +75,7 @@
 //!   caches; named masks; attention within chunks, by the virtual requests of a [`LocalBatch`]; multi-head latent
 //!   attention, where [`LatentTensors`] defines who projects what.
 //! - [`QuantisedQueries`]: absorbed queries of a byte an element, over latents of a byte
-//!   ([`kv::PagedKvCache::latents_as`]).
+//!   ([`kv::PagedKvCache::quantised_latents_as`]).
 //! - [`Backends::prefer`]: another backend for some layers in some kinds of steps.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
 //! - [`compare_backends`]: two ways to compute the same recorded steps: how far apart, and how long each takes.
@@ -143,8 +143,9 @@ pub use drafts::{
 };
 pub use engine::{
     Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
-    CacheAccuracy, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding, LayerGroup, LayerTensor,
-    LinearGraphTensors, RangeCheck, RangeFinding, ServedStep, Step, StepComparison, compare_backends, compare_caches,
+    CacheAccuracy, ConvolutionGraphTensors, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding,
+    LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck, RangeFinding, ServedStep, Step, StepComparison,
+    compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture};

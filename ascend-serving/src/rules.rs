@@ -343,8 +343,8 @@ ascend_attention::spec::library_rules! {
     BACKEND_DETERMINISTIC = "backend.deterministic",
         "deterministic attention is computed by backends whose rows' bits do not depend on the batch \
          (`AttentionBackend::is_batch_invariant`)",
-        "add a backend such as `Backend::Fused` or `Backend::PagedDecode`, absorb the queries of latent \
-         attention, or leave `Attention::deterministic` out";
+        "add a backend such as `Backend::Fused` or `Backend::PagedDecode`, bring latent attention absorbed \
+         queries over latents of 16 bits, cache other keys in 16 bits, too, or leave `Attention::deterministic` out";
     DEVICE_DETERMINISTIC = "device.deterministic",
         "the device is asked for deterministic operators while deterministic attention plans, captures or replays",
         "call `Device::set_deterministic(true)`, and do not take it back: another `Attention::deterministic(false)` \

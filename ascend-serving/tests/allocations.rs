@@ -131,7 +131,7 @@ fn a_decoding_layer_over_latents_of_a_byte_allocates_nothing() {
     let shape = CacheShape::latent(LAYERS * MOST_ROUNDS).format(Cache::Nz);
     let scales = vec![LatentScale::new(0.1).unwrap(); shape.layers];
     let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::latents_as(&stream, 2, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
+    let cache = PagedKvCache::quantised_latents_as(&stream, 2, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
     over_latents(&stream, cache);
 }
 
@@ -156,8 +156,9 @@ fn over_latents(stream: &Stream, cache: PagedKvCache<bf16>) {
     let (query, query_rope) = (rows(2, 512), rows(2, 64));
     let (latent, key_rope) = (rows(1, 512), rows(1, 64));
     let tensors = LatentTensors { query_rope: &query_rope, form: LatentForm::Absorbed };
-    let quantised = scale
-        .map(|scale| QuantisedQueries::on_host(stream, QuantisedType::Int8, (&query, &query_rope), scale).unwrap());
+    let quantised = scale.map(|scale| {
+        QuantisedQueries::quantise_on_host(stream, QuantisedType::Int8, (&query, &query_rope), scale).unwrap()
+    });
     let inputs = match &quantised {
         Some((queries, divided)) => LayerInputs::quantised_latent(queries, divided, &latent, &key_rope),
         None => LayerInputs::latent(&query, &latent, &key_rope, tensors),

@@ -112,7 +112,7 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
 fn quantised_latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let (shape, pad) = (CacheShape::latent(1).format(Cache::Nz), PadPolicy::SkipNegative);
     let scales = [LatentScale::new(0.01)?];
-    let cache = PagedKvCache::latents_as(stream, BLOCKS, 128, shape, pad, QuantisedType::Int8, &scales)?;
+    let cache = PagedKvCache::quantised_latents_as(stream, BLOCKS, 128, shape, pad, QuantisedType::Int8, &scales)?;
     over_latents(stream, pools, cache, Backend::QUANTISED_MLA)
 }
 
@@ -142,7 +142,7 @@ fn over_latents(stream: &Stream, pools: &mut Pools, cache: PagedKvCache<bf16>, m
         let tensors = LatentTensors { query_rope: &query_rope, form };
         let quantised = scale
             .filter(|_| absorbed)
-            .map(|scale| QuantisedQueries::on_host(stream, QuantisedType::Int8, (&query, &query_rope), scale));
+            .map(|scale| QuantisedQueries::quantise_on_host(stream, QuantisedType::Int8, (&query, &query_rope), scale));
         let quantised = quantised.transpose()?;
         let inputs = match &quantised {
             Some((queries, divided)) => LayerInputs::quantised_latent(queries, divided, &latent, &key_rope),

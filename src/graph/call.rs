@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use ascend_sys::{Api, bindings as sys};
 
@@ -22,12 +21,6 @@ use super::limits::KeyLimits;
 pub struct CapturedCall {
     pub(super) graph: u64,
     pub(super) index: usize,
-}
-
-/// A number for a graph, never used twice.
-pub(super) fn new_graph() -> u64 {
-    static GRAPHS: AtomicU64 = AtomicU64::new(0);
-    GRAPHS.fetch_add(1, Ordering::Relaxed)
 }
 
 /// The longest lengths of a call.

@@ -1,4 +1,4 @@
-//! What can be captured.
+//! A graph being captured.
 
 use std::cell::RefCell;
 use std::ffi::c_void;

@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::attention::Plan;
@@ -9,9 +10,9 @@ use crate::error::{Error, Result};
 use ascend_spec::Violation;
 
 use crate::rules;
-use crate::runtime::{Event, LaunchQueue, Memory, ReplayCheck, ReplayedObject, Stream, StreamProgress, lock};
+use crate::runtime::{Device, Event, LaunchQueue, Memory, ReplayCheck, ReplayedObject, Stream, StreamProgress, lock};
 
-use super::call::{CapturedLaunch, new_graph};
+use super::call::CapturedLaunch;
 use super::capture::{CapturedWork, Capturing};
 use super::session::{CaptureSession, GraphHandle};
 use super::update::{Update, VaryingCalls};
@@ -40,7 +41,36 @@ pub struct Graph<B> {
     buffers: B,
 }
 
+/// A number for a graph, never used twice.
+fn new_graph() -> u64 {
+    static GRAPHS: AtomicU64 = AtomicU64::new(0);
+    GRAPHS.fetch_add(1, Ordering::Relaxed)
+}
+
 impl<B> Graph<B> {
+    /// Captures what `record` launches. The graph owns the buffers from then on; what `record` returns comes back
+    /// beside the graph. Nothing runs until the graph is replayed.
+    ///
+    /// The capture goes on a stream of its own: nothing of the caller's is captured by accident, and no stream of the
+    /// caller's is changed, whatever happens in `record`. After an error or a panic there everything is destroyed.
+    ///
+    /// Since CANN 8.1.
+    ///
+    /// # Errors
+    /// What `record` returns; [`Error::Capturing`](crate::Error::Capturing) within another capture;
+    /// [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has not the streams that a graph
+    /// needs; [`Error::Acl`](crate::Error::Acl).
+    #[doc(alias = "aclmdlRICaptureBegin")]
+    #[doc(alias = "aclmdlRICaptureEnd")]
+    pub fn capture<R>(
+        device: &Device,
+        buffers: B,
+        record: impl FnOnce(&Capturing<'_>, &B) -> Result<R>,
+    ) -> Result<(Self, R)> {
+        let (captures, updates) = (Arc::new(device.stream()?), device.stream()?);
+        Self::capture_in(&captures, &mut None, &Arc::new(ReplayOrder::new(updates)), buffers, record)
+    }
+
     /// As [`Graph::capture`](Self::capture), but with a stream that only captures use, and a workspace that graphs of
     /// one order share; a capture that needs a larger one replaces it.
     pub(super) fn capture_in<R, E: From<Error>>(
@@ -98,20 +128,21 @@ impl<B> Graph<B> {
         Update::new(&self.calls)
     }
 
-    /// Queues a replay with new lengths. An update that is borrowed is still there where the launch is refused, which
-    /// can be repeated then. Returns at once. The replay runs after what the stream has queued, and after the graph's
-    /// previous replay, on whatever stream that was.
+    /// Queues a replay with new lengths. Returns at once. Pass `&update` to keep the update: if a rule refuses the
+    /// launch, mend the cause and launch again with it. The replay runs after what the stream has queued, and after the
+    /// graph's previous replay, on whatever stream that was.
     ///
     /// Since CANN 8.1.
     ///
     /// # Errors
-    /// Before anything is launched: [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a call without lengths, or an
-    /// update of another graph; [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
+    /// Before anything is launched: [`GRAPH_UPDATE`](crate::rules::GRAPH_UPDATE) for a call without lengths, an
+    /// update of another graph, or one that a replay was queued with;
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`Error::Violation`](crate::Error::Violation) by `block_table.row_short` for a table that does not name the
     /// blocks of the keys that the replay reads; [`COLLECTIVE_LEFT`](crate::rules::COLLECTIVE_LEFT) for calls of a rank
-    /// that has left its communicator. After a failure of CANN's, the replay that was queued runs with
-    /// whatever lengths its calls had: its results mean nothing, but no stream waits for ever. A replay that could
-    /// not be ordered before the next is the last ([`GRAPH_FAILED`](crate::rules::GRAPH_FAILED)).
+    /// that has left its communicator. After a failure of CANN's, the replay that was queued runs with whatever lengths
+    /// its calls had: its results mean nothing, but no stream waits for ever. A replay that could not be ordered before
+    /// the next is the last ([`GRAPH_FAILED`](crate::rules::GRAPH_FAILED)).
     #[doc(alias = "aclmdlRIExecuteAsync")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateBegin")]
     #[doc(alias = "aclmdlRICaptureTaskUpdateEnd")]

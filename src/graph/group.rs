@@ -50,30 +50,6 @@ impl GraphGroup {
     }
 }
 
-impl<B> Graph<B> {
-    /// Captures what `record` launches. The graph owns the buffers from then on; what `record` returns comes back
-    /// beside the graph. Nothing runs until the graph is replayed.
-    ///
-    /// The capture goes on a stream of its own: nothing of the caller's is captured by accident, and no stream of the
-    /// caller's is changed, whatever happens in `record`. After an error or a panic there everything is destroyed.
-    ///
-    /// Since CANN 8.1.
-    ///
-    /// # Errors
-    /// What `record` returns; [`Error::Capturing`](crate::Error::Capturing) within another capture;
-    /// [`Error::StreamsExhausted`](crate::Error::StreamsExhausted) if the device has not the streams that a graph
-    /// needs; [`Error::Acl`](crate::Error::Acl).
-    #[doc(alias = "aclmdlRICaptureBegin")]
-    #[doc(alias = "aclmdlRICaptureEnd")]
-    pub fn capture<R>(
-        device: &Device,
-        buffers: B,
-        record: impl FnOnce(&Capturing<'_>, &B) -> Result<R>,
-    ) -> Result<(Self, R)> {
-        GraphGroup::new(device)?.capture(buffers, record)
-    }
-}
-
 impl fmt::Debug for GraphGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GraphGroup").field("device", &self.captures.device().id()).finish_non_exhaustive()

@@ -1,4 +1,5 @@
-//! A capture in progress: begun once, ended once, whatever happens in between.
+//! A capture in progress: begun once, ended once, whatever happens in between; and the handle of the graph that it
+//! leaves.
 
 use std::ptr;
 use std::sync::Arc;

@@ -90,9 +90,9 @@ struct ConvCheck {
 }
 
 impl NumbersCheck<4> for ConvCheck {
-    fn check(&self, [starts, lines, history, accepted]: &[Vec<i64>; 4]) -> Result<()> {
+    fn check(&self, [starts, lines, initial_state_mode, accepted]: &[Vec<i64>; 4]) -> Result<()> {
         let allowed: SmallVec<[&str; 4]> = self.allowed.iter().map(|id| &**id).collect();
-        Ok(self.problem.check_contents(ConvContents { starts, lines, history, accepted }, &allowed)?)
+        Ok(self.problem.check_contents(ConvContents { starts, lines, initial_state_mode, accepted }, &allowed)?)
     }
 }
 
@@ -380,7 +380,7 @@ impl Operation for CausalConvOperation {
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 
-    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &self.numbers
     }
 

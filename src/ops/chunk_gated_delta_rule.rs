@@ -237,7 +237,7 @@ impl Operation for ChunkDeltaOperation {
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 
-    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &self.numbers
     }
 

@@ -248,7 +248,7 @@ impl Operation for NsaCompressAttentionOperation {
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 
-    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &self.numbers
     }
 

@@ -245,7 +245,7 @@ impl Operation for NsaCompressCacheOperation {
         plan.queue(queue, &given, || self.admits(inputs.slots)).flatten()
     }
 
-    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &self.numbers
     }
 

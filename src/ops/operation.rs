@@ -62,7 +62,7 @@ pub trait Operation: Sealed + Sized {
     /// Returns the checks of numbers on the device that the plan has made, and that the host can replace.
     #[doc(hidden)]
     #[inline]
-    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &[]
     }
 
@@ -323,7 +323,7 @@ impl<O: Operation> Plan<O> {
     fn add<T: Element>(&self, queue: &impl Queue, inputs: &O::Inputs<'_, T>, output: &mut O::Output<T>) -> Result<()> {
         let outcome = self.operation.launch(self, queue, inputs, output);
         queue.before_replays(|| {
-            self.operation.replay_check(inputs).into_iter().chain(self.operation.numbers().iter().cloned())
+            self.operation.replay_check(inputs).into_iter().chain(self.operation.number_checks().iter().cloned())
         });
         queue.note(outcome)
     }
@@ -338,7 +338,7 @@ impl<O: Operation> Plan<O> {
         admits: impl FnOnce() -> Result<()>,
     ) -> Result<Result<()>> {
         let checked = self.call.check(queue, tensors);
-        let numbers = || self.operation.numbers().iter().try_for_each(|numbers| numbers.admits_replay());
+        let numbers = || self.operation.number_checks().iter().try_for_each(|numbers| numbers.admits_replay());
         let checked = checked.and_then(|checked| admits().and_then(|()| numbers()).map(|()| checked));
         if !case_file::is_on() || self.call.is_idle() {
             return checked.map(|checked| checked.launch());

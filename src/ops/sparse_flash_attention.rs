@@ -288,7 +288,7 @@ impl Operation for SparseFlashOperation {
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 
-    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &self.numbers
     }
 

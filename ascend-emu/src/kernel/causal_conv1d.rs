@@ -85,7 +85,7 @@ unsafe fn convolve<T: Number>(
     });
     let bias = buffers.bias.as_ref().map_or(blank, |bias| read(bias, channels.start));
     // The rows in front of the sequence: from its line, or zeros.
-    let before: [[T; BLOCK]; WIDTH - 1] = std::array::from_fn(|number| match run.history {
+    let before: [[T; BLOCK]; WIDTH - 1] = std::array::from_fn(|number| match run.first_row {
         Some(first) if number < front => read(&buffers.lines, line(first + number)),
         _ => blank,
     });

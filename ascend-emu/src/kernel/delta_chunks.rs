@@ -1,5 +1,7 @@
-//! The gated delta rule in chunks of tokens (Yang, Kautz and Hatamizadeh 2024; Yang, Wang, Zhang, Shen and Kim
-//! 2024), as the operator ChunkGatedDeltaRule computes it, in single precision.
+//! The gated delta rule in chunks of tokens, by the WY representation of products of Householder-like matrices, as the
+//! operator ChunkGatedDeltaRule computes it, in single precision. Yang, Wang, Zhang, Shen and Kim, "Parallelizing
+//! Linear Transformers with the Delta Rule over Sequence Length" (2024); Yang, Kautz and Hatamizadeh, "Gated Delta
+//! Networks: Improving Mamba2 with Delta Rule" (2024).
 //!
 //! Within a chunk, which begins with the state `S`, token `t` has keys, queries and values `k`, `q` and `v`. Let
 //! `D[t, s]` be the product of the decays of the tokens behind `s` up to `t`, and `d[t]` that of all up to `t`. What
@@ -228,12 +230,12 @@ impl Head<'_> {
         let pitch = chunk.keys.len();
         let (state, values) = (&mut self.state[group * pitch..][..pitch], &mut values[group]);
         for first in tiles::<ROWS>(chunk.tokens) {
-            chunk.correct::<S, ROWS>(simd, first, state, values, corrections);
+            chunk.solve_corrections::<S, ROWS>(simd, first, state, values, corrections);
             if self.buffers.out.is_some() {
-                chunk.read::<S, ROWS>(simd, first, state, corrections, values);
+                chunk.outputs::<S, ROWS>(simd, first, state, corrections, values);
             }
         }
-        chunk.remember::<S, ROWS>(simd, state, corrections);
+        chunk.update_state::<S, ROWS>(simd, state, corrections);
     }
 
     /// Prefetches what is touched of tokens: each is in a page of its own.
@@ -276,7 +278,7 @@ impl Chunk<'_> {
 
     /// Solves for the corrections of a tile of tokens by the corrections of the tokens before.
     #[inline(always)]
-    fn correct<S: Simd, const ROWS: usize>(
+    fn solve_corrections<S: Simd, const ROWS: usize>(
         &self,
         simd: S,
         first: usize,
@@ -310,7 +312,7 @@ impl Chunk<'_> {
 
     /// The outputs of a tile of tokens.
     #[inline(always)]
-    fn read<S: Simd, const ROWS: usize>(
+    fn outputs<S: Simd, const ROWS: usize>(
         &self,
         simd: S,
         first: usize,
@@ -342,7 +344,7 @@ impl Chunk<'_> {
 
     /// Lets the state decay and adds the corrections to it.
     #[inline(always)]
-    fn remember<S: Simd, const ROWS: usize>(&self, simd: S, state: &mut [Block], corrections: &mut Block) {
+    fn update_state<S: Simd, const ROWS: usize>(&self, simd: S, state: &mut [Block], corrections: &mut Block) {
         for (correction, kept) in corrections[..self.tokens].iter_mut().zip(&self.kept) {
             simd.store(simd.multiply(simd.load(correction), simd.splat(*kept)), correction);
         }

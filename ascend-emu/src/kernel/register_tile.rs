@@ -1,4 +1,4 @@
-//! The inner loop of products of matrices: the sums of a register tile.
+//! The micro-kernel of GEMM: the inner loop of products of matrices, over the sums of a register tile.
 //!
 //! The left factor is read by rows or by columns, the right one by vectors of columns, each of which runs along the
 //! inner axis. A tile of `ROWS` by `COLUMNS` vectors stays in registers, and the loop is loads and multiply-adds only:

@@ -23,8 +23,8 @@ checked_call! { CausalConvOperator: ConvProblem, target }
 /// The numbers of a launch that are known on the device alone.
 type Numbers = [Vec<i64>; 4];
 
-fn contents([starts, lines, history, accepted]: &Numbers) -> ConvContents<'_> {
-    ConvContents { starts, lines, history, accepted }
+fn contents([starts, lines, initial_state_mode, accepted]: &Numbers) -> ConvContents<'_> {
+    ConvContents { starts, lines, initial_state_mode, accepted }
 }
 
 impl CausalConvOperator {
@@ -114,7 +114,7 @@ impl DeclaredOperator for CausalConvOperator {
         read(whole(Parameter::Bias));
         for run in self.problem.runs(contents(&numbers)).filter_map(Result::ok) {
             read(self.rows(Parameter::X, run.rows.clone(), addresses));
-            if let Some(first) = run.history {
+            if let Some(first) = run.first_row {
                 let rows = self.line(&run, first..first.saturating_add(self.problem.width.saturating_sub(1)));
                 read(self.rows(Parameter::ConvStates, rows, addresses));
             }

@@ -188,7 +188,8 @@ pub enum Backend {
         workspace_bytes: usize,
     },
     /// Multi-head latent attention over a cache of latents of one byte an element
-    /// ([`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as)), for causal layers, from CANN 8.5 on.
+    /// ([`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as)), for causal layers, from
+    /// CANN 8.5 on.
     ///
     /// | queries | step | calls |
     /// |---|---|---|

@@ -23,7 +23,8 @@ use super::quantised_queries::QuantisedQueries;
 /// use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 /// use ascend_serving::{
 ///     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, LayerInputs,
-/// LayerMask, NamedMask, };
+///     LayerMask, NamedMask,
+/// };
 ///
 /// let stream = Runtime::emulated()?.device(0)?.stream()?;
 /// let shape = CacheShape::new(3, 1, 64);
@@ -125,10 +126,10 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     }
 
     /// The inputs of a layer of multi-head latent attention whose absorbed queries are quantised, over a cache of
-    /// [`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as): new latents `[tokens, 1, 512]`, which are
-    /// quantised as they are written, and rotary keys `[tokens, 1, 64]`, both of BF16. Bring the rotary parts of the
-    /// queries `[tokens, N, 64]` already divided by the scales, `query_rope / (scale * factor)`
-    /// ([`QuantisedQueries`]); the output is `[N, tokens, 512]`, of BF16.
+    /// [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as): new latents
+    /// `[tokens, 1, 512]`, which are quantised as they are written, and rotary keys `[tokens, 1, 64]`, both of BF16.
+    /// Bring the rotary parts of the queries `[tokens, N, 64]` already divided by both scales, the query's and the
+    /// cache's ([`QuantisedQueries`]); the output is `[N, tokens, 512]`, of BF16.
     /// [`Backend::QuantisedMla`](crate::Backend::QuantisedMla) computes such layers.
     pub fn quantised_latent(
         queries: &'a QuantisedQueries,

@@ -6,14 +6,14 @@ use crate::error::{Error, Result};
 use crate::kv::{LatentScale, QuantisedType, quantise_latent_queries};
 
 /// Absorbed queries of multi-head latent attention in one byte an element, with a scale for each row and head, for
-/// layers over [`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as):
+/// layers over [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as):
 /// [`LatentForm::Quantised`](crate::LatentForm::Quantised).
 ///
 /// The model makes them: aclnnDynamicQuant on the absorbed queries gives numbers of INT8 and scales of such rows, and
 /// fused kernels in front of attention both with the projections. The operator multiplies the sum of the products of
 /// both parts by the scales, so that the rotary parts of the queries are brought divided by their row's scale and by
-/// the layer's [`LatentScale::factor`]: `queryRope / (scale * factor)`. Rotary keys are brought as they are. Where no
-/// kernel divides, [`on_host`](Self::on_host) does all of it.
+/// the layer's [`LatentScale::to_f32`]: `queryRope / (scale * scale of the latents)`. Rotary keys are brought as they
+/// are. Where no kernel divides, [`quantise_on_host`](Self::quantise_on_host) does all of it.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -27,7 +27,8 @@ use crate::kv::{LatentScale, QuantisedType, quantise_latent_queries};
 /// let query = stream.upload(&[half; 2 * 512], [1, 2, 512])?; // tokens, heads
 /// let query_rope = stream.upload(&[quarter; 2 * 64], [1, 2, 64])?;
 /// let scale = LatentScale::new(0.125)?;
-/// let (queries, divided) = QuantisedQueries::on_host(&stream, QuantisedType::Int8, (&query, &query_rope), scale)?;
+/// let both = (&query, &query_rope);
+/// let (queries, divided) = QuantisedQueries::quantise_on_host(&stream, QuantisedType::Int8, both, scale)?;
 /// assert_eq!(queries.scale().download(&stream)?, [0.5 / 127.0; 2]);
 /// let want = 0.25 / (0.5 / 127.0 * 0.125);
 /// assert_eq!(divided.download(&stream)?[0], bf16::from_f32(want));
@@ -76,7 +77,7 @@ impl QuantisedQueries {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for rotary parts of other rows or heads, and other types than
     /// FLOAT16 and BF16; as for [`Tensor::download`].
-    pub fn on_host<T: Element>(
+    pub fn quantise_on_host<T: Element>(
         stream: &Stream,
         stored: QuantisedType,
         queries: (&Tensor<T>, &Tensor<T>),

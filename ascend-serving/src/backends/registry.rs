@@ -148,7 +148,8 @@ impl<T: Element> Backends<T> {
     /// Adds other backends after these, such as those of [`Backends::standard`] after one's own. A backend whose name
     /// is registered already is left out. Where this list has no [`memory_limit`](Self::memory_limit), no
     /// [preference](Self::prefer) of a layer, or nothing [for a kind of step](Self::for_steps), that of the others
-    /// applies.
+    /// applies. Where one list binds a kind of step to backends without the one that a layer of the other list prefers
+    /// in such steps, these steps are refused ([`BACKEND_NAME`](crate::rules::BACKEND_NAME)).
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -233,16 +234,9 @@ impl<T: Element> Backends<T> {
         states: &[AttentionState],
         name: &str,
     ) -> Result<Self, Violation> {
-        let known = |backends: &[Arc<dyn AttentionBackend<T>>]| {
-            let names = backends.iter().map(|backend| backend.name());
-            names.clone().find(|known| *known == name).ok_or_else(|| {
-                let names: Vec<_> = names.collect();
-                rules::BACKEND_NAME.broken(format_args!("{name:?}"), format_args!("one of {names:?}"))
-            })
-        };
         let mut of_states = Vec::with_capacity(states.len());
         for state in states {
-            of_states.push((*state, known(self.of_state(*state))?));
+            of_states.push((*state, self.name_for(*state, name)?));
         }
         // One more than any cache has, so that an endless list ends.
         for (nth, layer) in layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).enumerate() {
@@ -457,6 +451,15 @@ impl<T: Element> Backends<T> {
         self.of_steps.get(&state).unwrap_or(&self.backends)
     }
 
+    /// The name of a backend that is tried in a kind of step.
+    fn name_for(&self, state: AttentionState, name: &str) -> Result<&'static str, Violation> {
+        let names = self.of_state(state).iter().map(|backend| backend.name());
+        names.clone().find(|known| *known == name).ok_or_else(|| {
+            let names: Vec<_> = names.collect();
+            rules::BACKEND_NAME.broken(format_args!("{name:?}"), format_args!("one of {names:?}"))
+        })
+    }
+
     /// The kind of steps of which graphs record the backends, where each request adds up to this number of tokens: that
     /// which [`StatePolicy`](crate::StatePolicy) calls such steps of an engine with these drafts. Where nothing is said
     /// of drafts, several tokens are those of steps that verify drafts, if a list or a layer's preference names these,
@@ -495,9 +498,23 @@ impl<T: Element> Backends<T> {
         prepare: impl Fn(&Arc<dyn AttentionBackend<T>>) -> Result<R>,
     ) -> Result<(R, Vec<RefusedBackend>)> {
         check_deterministic(self.deterministic, step.stream.device())?;
+        let state = step.metadata.state();
+        if let Some(name) = self.preferred(first.layer, state) {
+            // Another list that was appended binds such steps to other backends.
+            self.name_for(state, name).map_err(|why| {
+                Violation::new(
+                    why.rule,
+                    why.given,
+                    why.allowed,
+                    format_args!(
+                        "add the backend to the list of `Backends::for_steps` for {state:?}, or append no list whose \
+                     layers prefer another backend in such steps"
+                    ),
+                )
+            })?;
+        }
         tentatively(|| {
             let mut refused = Vec::new();
-            let state = step.metadata.state();
             let is_bound = self.of_steps.contains_key(&state);
             for backend in self.in_order(first.layer, state) {
                 let admitted = match self.deterministic {

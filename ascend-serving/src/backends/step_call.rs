@@ -319,7 +319,7 @@ impl StepCall {
         let inputs = match (&self.keys, layer.quantised) {
             (CallKeys::Own, _) => of_tensors(layer.key, layer.value),
             (_, None) => of_tensors(&layer.cache.key, &layer.cache.value).paged(table),
-            (_, Some(cache)) => match (rope, scale, cache.latent_factor()) {
+            (_, Some(cache)) => match (rope, scale, cache.latent_scale_tensor()) {
                 (Some(rope), Some(scale), Some(factor)) => Inputs::of_any(query, cache.key(), cache.key())
                     .rope_of_any(rope, cache.value())
                     .paged(table)

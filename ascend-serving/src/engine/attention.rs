@@ -273,9 +273,10 @@ impl<T: Element> Attention<T> {
     /// the first. Only backends serve that compute each row by one call, over keys that begin at the same token in
     /// every step ([`AttentionBackend::is_batch_invariant`](crate::AttentionBackend::is_batch_invariant)); the others
     /// are refused by name: those that merge parts, such as [`SplitDecode`](crate::SplitDecode) and
-    /// [`Backend::CascadePrefill`](crate::Backend::CascadePrefill), those of caches of 8 bits, whose own keys are more
-    /// exact than the cached ones, and [`Backend::Mla`](crate::Backend::Mla) unless its queries are absorbed. And steps
-    /// and graphs are refused where the device was asked otherwise in between.
+    /// [`Backend::CascadePrefill`](crate::Backend::CascadePrefill), those of caches of 8 bits, where a step's own
+    /// keys are more exact than the cached ones or probabilities are rounded by ranges of keys, and
+    /// [`Backend::Mla`](crate::Backend::Mla) unless its queries are absorbed. And steps and graphs are refused where
+    /// the device was asked otherwise in between.
     ///
     /// On the emulation the promise holds for every step that is served, on any number of threads of the same
     /// instruction set. CANN promises that equal calls give equal bits, and no more: on an NPU a decode step and a

@@ -95,7 +95,7 @@ impl<T: Element> Attention<T> {
     /// and each step fills all of them: declare as few keys as the layer needs.
     ///
     /// # Errors
-    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 tokens;
+    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for limits without sizes, or with one of 0 requests or tokens;
     /// [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a mask that shows more than the causality of a layer's
     /// group;
     /// [`Error::NoBackend`](crate::Error::NoBackend) if no backend serves such steps by calls that the size fixes
@@ -104,11 +104,13 @@ impl<T: Element> Attention<T> {
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for a quantised cache whose scales are not of channels
     /// or latents;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, or a scale that is not above 0 or not finite;
-    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) if the cache does not have a block for each request of the
-    /// largest size; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take too many streams;
-    /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`]; a broken rule of the
-    /// call; as for [`Graph::capture`](ascend_attention::Graph::capture).
+    /// stream or a sink of another device, a scale that is not above 0 or not finite, sinks that are not those of all
+    /// layers, and one of a layer of linear attention; [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks of some
+    /// layers of a group alone;
+    /// [`GRAPH_LENGTHS`](crate::rules::GRAPH_LENGTHS) for limits of 0 keys or blocks, or if the cache does not have a
+    /// block for each request of the largest size; [`GRAPH_STREAMS`](crate::rules::GRAPH_STREAMS) if the graphs take
+    /// too many streams; [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`]; a
+    /// broken rule of the call; as for [`Graph::capture`](ascend_attention::Graph::capture).
     ///
     /// With layers of linear attention [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for limits that do not say what
     /// these have, and for other heads of keys, weights or biases than the states are for;
@@ -116,7 +118,9 @@ impl<T: Element> Attention<T> {
     /// request; as for
     /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), which
     /// from CANN 9.1 on takes no more rows than the pool has slots, and for
-    /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan).
+    /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan). Without such layers
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for limits that describe some
+    /// ([`GraphLimits::linear`](crate::GraphLimits::linear)).
     pub fn capture(
         &self,
         stream: &Stream,

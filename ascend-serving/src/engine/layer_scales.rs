@@ -7,17 +7,17 @@ use crate::error::{Error, Result};
 use super::attention::Attention;
 
 impl<T: Element> Attention<T> {
-    /// Gives each layer of attention that has keys a factor of its scores, by its number in the model, in the place of
+    /// Gives each layer of attention that has keys a scale of its scores, by its number in the model, in the place of
     /// that of its group's [`AttentionShape`](crate::AttentionShape): for models that divide by the number of the layer
-    /// (`scale_attn_by_inverse_layer_idx`) or learn a factor. Where some layers
+    /// (`scale_attn_by_inverse_layer_idx`) or learn a scale. Where some layers
     /// [share keys](crate::LayerInputs::shared_keys), those with keys alone have numbers, and a layer that shares them
-    /// has the factor of the layer that has them.
+    /// has the scale of the layer that has them.
     ///
-    /// A step plans once for each factor, when the first layer with it is queued, and what a plan holds
+    /// A step plans once for each scale, when the first layer with it is queued, and what a plan holds
     /// ([`StepPlan::memory`](crate::StepPlan::memory)) is held for each; the
-    /// [limit of memory](crate::Backends::memory_limit) counts each factor alone. Graphs have the factors of their
+    /// [limit of memory](crate::Backends::memory_limit) counts each scale alone. Graphs have the scales of their
     /// capture: set them before. What is made with heads of its own, such as a
-    /// [`TreeVerification`](crate::TreeVerification), has one factor.
+    /// [`TreeVerification`](crate::TreeVerification), has one scale.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {

@@ -48,8 +48,8 @@ impl<T: Element> CapturedLinear<T> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct LinearGraphTensors<T: Element> {
-    /// What is convolved, `[rows, channels]`, and what it becomes; `None` where the pool has no convolution.
-    pub convolution: Option<[Tensor<T>; 2]>,
+    /// The rows of the convolution in front; `None` where the pool has none.
+    pub convolution: Option<ConvolutionGraphTensors<T>>,
     /// Queries, `[rows, Nk, Dk]`.
     pub query: Tensor<T>,
     /// Keys, `[rows, Nk, Dk]`.
@@ -64,6 +64,16 @@ pub struct LinearGraphTensors<T: Element> {
     pub gk: Option<Tensor<f32>>,
     /// What is read from the states, `[rows, Nv, Dv]`.
     pub output: Tensor<T>,
+}
+
+/// The rows of a captured convolution.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ConvolutionGraphTensors<T: Element> {
+    /// What is convolved, `[rows, channels]`.
+    pub x: Tensor<T>,
+    /// What the convolution writes, `[rows, channels]`.
+    pub y: Tensor<T>,
 }
 
 impl<T: Element> LinearGraphTensors<T> {
@@ -164,7 +174,7 @@ impl<T: Element> LinearBuffers<T> {
                 let given = ConvolutionTensors { x: &x, weight, bias: bias.as_ref(), windows: &windows };
                 let calls = ConvolutionCalls::plan(pool, stream, (&numbers, keeps), given)?;
                 let x = calls.own_rows().cloned().unwrap_or(x);
-                tensors.convolution = Some([x, y]);
+                tensors.convolution = Some(ConvolutionGraphTensors { x, y });
                 Some(calls)
             }
             _ => None,
@@ -180,7 +190,9 @@ impl<T: Element> LinearBuffers<T> {
         layer: usize,
     ) -> Result<()> {
         let weights = linear.convolutions.get(layer);
-        let (Some(calls), Some([x, y]), Some((weight, bias))) = (&self.convolution, &self.tensors.convolution, weights)
+        let rows = self.tensors.convolution.as_ref();
+        let (Some(calls), Some(ConvolutionGraphTensors { x, y }), Some((weight, bias))) =
+            (&self.convolution, rows, weights)
         else {
             return Err(no_layer(layer, linear.convolutions.len()));
         };

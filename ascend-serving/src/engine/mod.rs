@@ -37,6 +37,6 @@ pub use cross_attention::{CrossAttention, CrossStep, Encoding};
 pub use encoder_attention::EncoderAttention;
 pub(crate) use layer_check::{STEP_HEADS_FIX, StepRows, check_output};
 pub use layer_group::LayerGroup;
-pub use linear_buffers::LinearGraphTensors;
+pub use linear_buffers::{ConvolutionGraphTensors, LinearGraphTensors};
 pub use range_check::{LayerTensor, RangeCheck, RangeFinding};
 pub use step::Step;

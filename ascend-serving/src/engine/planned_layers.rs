@@ -1,4 +1,4 @@
-//! The layers of a step that its first layers plan.
+//! Steps without graphs: the first layer of each kind plans for the rest.
 
 use ascend_attention::attention::BlockTable;
 use ascend_attention::{Element, Stream, Tensor, Violation};
@@ -13,7 +13,7 @@ use super::layer_check::{InputKinds, check_layer, check_output};
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::linear_step::LinearStep;
 
-/// The layers of a step that its first layers plan.
+/// The layers of a step without graphs.
 #[derive(Debug)]
 pub(super) struct PlannedLayers<'a, T: Element> {
     pub(super) groups: Vec<GroupStep<'a, T>>,

@@ -1,4 +1,4 @@
-//! The layers of a step that is replayed from graphs.
+//! Steps that are replayed from graphs, layer by layer.
 
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
@@ -13,7 +13,7 @@ use super::convolution_step::ConvolutionInputs;
 use super::layer_check::{STEP_HEADS_FIX, StepRows, check_output};
 use super::layer_group::LayerPlace;
 use super::leased_states::LeasedStates;
-use super::linear_buffers::{LinearBuffers, SizeBuffers, TypedWeights};
+use super::linear_buffers::{ConvolutionGraphTensors, LinearBuffers, SizeBuffers, TypedWeights};
 use super::linear_step::by_name;
 
 /// The layers of a step that is replayed from graphs, and what was captured with them.
@@ -66,14 +66,14 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
 
     /// The graph's own rows of a convolution, and its weights.
     pub(super) fn own_rows(&self, place: LayerPlace) -> Result<ConvolutionInputs<'a, T>> {
-        let [x, _] = self.convolution(place)?;
+        let x = &self.convolution(place)?.x;
         let weights = self.convolutions.get(place.layer);
         let (weight, bias) = weights.ok_or_else(|| self.missing(place))?;
         Ok(ConvolutionInputs { x, weight, bias: bias.as_ref() })
     }
 
     /// The rows of a convolution, and what they become.
-    fn convolution(&self, place: LayerPlace) -> Result<&'a [Tensor<T>; 2]> {
+    fn convolution(&self, place: LayerPlace) -> Result<&'a ConvolutionGraphTensors<T>> {
         let convolution = self.linear_buffers().and_then(|buffers| buffers.tensors.convolution.as_ref());
         convolution.ok_or_else(|| self.missing(place))
     }
@@ -168,8 +168,8 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         let copies = copies.map(|((name, given), (_, captured))| (name, given, captured));
         let overwritten = own.convolution.as_ref().filter(|_| self.convolved != Some(place.layer));
         for (name, given, captured) in copies.clone() {
-            if let (Some([_, rows]), Some(given)) = (overwritten, given)
-                && given.overlaps(rows)
+            if let (Some(rows), Some(given)) = (overwritten, given)
+                && given.overlaps(&rows.y)
             {
                 let text =
                     format_args!("{name} in layer {layer}, in rows that the convolution of another has overwritten");
@@ -201,7 +201,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             let read = copies.clone().flat_map(|(name, given, own)| [(name, given), ("that of the graph", own)]);
             let read = read.filter_map(|(name, tensor)| Some((name, tensor?)));
             let states = leased.pool().layer(place.layer)?.tensor();
-            let rows = own.convolution.iter().flatten().chain([&own.output]);
+            let rows = own.convolution.iter().flat_map(|rows| [&rows.x, &rows.y]).chain([&own.output]);
             let others = read.chain([("the states", states)]).chain(rows.map(|rows| ("that of the graph", &**rows)));
             check_output("output", output, (stream.device(), own.output.shape()), others)?;
         }
@@ -220,7 +220,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         inputs: &ConvolutionInputs<'_, T>,
         (queued, leased): (&mut QueuedLayers, &mut LeasedStates<'_>),
     ) -> Result<Tensor<T>> {
-        let (own, [x, y]) = (self.own_rows(place)?, self.convolution(place)?);
+        let (own, ConvolutionGraphTensors { x, y }) = (self.own_rows(place)?, self.convolution(place)?);
         let weights = [("weight", Some(inputs.weight), Some(own.weight)), ("bias", inputs.bias, own.bias)];
         for (name, given, own) in weights {
             let of_layer = format_args!("the convolution of layer {layer}");

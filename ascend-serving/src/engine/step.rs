@@ -28,38 +28,49 @@ impl<T: Element> Attention<T> {
     /// back from now on are handed out again when the stream has passed the end of the step.
     ///
     /// # Errors
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, or an [`AttentionShape`](crate::AttentionShape) whose scale is not finite and above 0,
-    /// whose query heads are no multiple of its key heads, or whose key heads are not those of the cache;
-    /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for metadata whose settings were made from another cache,
-    /// [`TABLE_POOL`](crate::rules::TABLE_POOL) for blocks of another pool,
-    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK) for blocks that went back to the pool since the metadata
-    /// was made, [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED) for a sequence that changed since then,
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED) for tokens that a step has computed, unless the request
-    /// says [`BatchRequest::recompute`](crate::BatchRequest::recompute),
-    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while another step of a sequence is in progress,
-    /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for blocks whose copies were not queued,
-    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests,
-    /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for tokens that are computed once more in front of others in
-    /// a cache of MXFP8,
-    /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for tokens in a block that another sequence holds,
-    /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a sequence with tokens before the step that no step has
-    /// computed, [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) where a step left them without some
-    /// layers; [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) and [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for
-    /// metadata of other groups of layers; [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS) for a backend that is
-    /// [preferred](crate::Backends::prefer) for a layer which the cache does not have;
-    /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) where the device was asked otherwise since
-    /// [`Attention::deterministic`]; as for
-    /// [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
+    /// Of the metadata:
+    /// - [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY): it has no requests;
+    /// - [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE): its settings were made from another cache;
+    /// - [`TABLE_POOL`](crate::rules::TABLE_POOL): it has blocks of another pool;
+    /// - [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY), [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS): it is of other
+    ///   groups of layers;
+    /// - [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED): in a cache of MXFP8 tokens are computed once more in front
+    ///   of others.
     ///
-    /// With layers of linear attention [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS) for a request without a state,
-    /// [`STATE_TOKENS`](crate::rules::STATE_TOKENS) for tokens in front of the step that its state has not taken, or
-    /// tokens that it has taken, [`STATE_TORN`](crate::rules::STATE_TORN) for a state that a step has written in some
-    /// layers alone, [`STATE_DRAFTS`](crate::rules::STATE_DRAFTS) for drafts behind which no state could be kept,
-    /// [`STATE_POOL`](crate::rules::STATE_POOL) for a state of another pool,
-    /// [`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED) where a state was forked after its growth and there is no
-    /// slot for a copy, [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for a step that is not causal,
-    /// [`STATE_STREAM`](crate::rules::STATE_STREAM) for another stream than the pool's.
+    /// Of its sequences:
+    /// - [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED): one has changed since the metadata was made;
+    /// - [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED): a step has computed the tokens, and the request does
+    ///   not say [`BatchRequest::recompute`](crate::BatchRequest::recompute);
+    /// - [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS): another step of one is in progress;
+    /// - [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP): no step has computed tokens in front of the step;
+    /// - [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING): a step left these without some layers;
+    /// - [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK): blocks went back to the pool since the metadata was
+    ///   made;
+    /// - [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED): copies of blocks were not queued;
+    /// - [`TABLE_SHARED`](crate::rules::TABLE_SHARED): another sequence holds a block that the step writes.
+    ///
+    /// Of the states of their requests, with layers of linear attention:
+    /// - [`STATE_REQUESTS`](crate::rules::STATE_REQUESTS): a request has no state;
+    /// - [`STATE_TOKENS`](crate::rules::STATE_TOKENS): its state has not taken the tokens in front of the step, or has
+    ///   taken some of the step;
+    /// - [`STATE_TORN`](crate::rules::STATE_TORN): a step has written its state in some layers alone;
+    /// - [`STATE_DRAFTS`](crate::rules::STATE_DRAFTS): no state could be kept behind some draft;
+    /// - [`STATE_POOL`](crate::rules::STATE_POOL), [`STATE_STREAM`](crate::rules::STATE_STREAM): it is of another pool,
+    ///   or the stream is not the pool's;
+    /// - [`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED): it was forked after its growth, and there is no slot for a
+    ///   copy;
+    /// - [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY): the step is not causal.
+    ///
+    /// Of the attention and its device:
+    /// - [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE): the stream is of another device;
+    /// - [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE): the [`AttentionShape`](crate::AttentionShape) has a scale
+    ///   that is not finite and above 0, query heads that are no multiple of its key heads, or other key heads than the
+    ///   cache;
+    /// - [`BACKEND_LAYERS`](crate::rules::BACKEND_LAYERS): a backend is [preferred](crate::Backends::prefer) for a
+    ///   layer that the cache does not have;
+    /// - [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC): the device was asked otherwise since
+    ///   [`Attention::deterministic`];
+    /// - as for [`PagedKvCache::block_table`](crate::kv::PagedKvCache::block_table).
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &'a AttentionMetadata) -> Result<Step<'a, T>> {
         metadata.check_groups(self.groups.len())?;
         check_deterministic(self.deterministic, stream.device())?;

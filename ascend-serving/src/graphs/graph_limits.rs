@@ -135,7 +135,7 @@ impl GraphLimits {
         }
     }
 
-    /// Refuses limits of 0 keys or blocks: each request has a key, its own, in a block. And of 0 tokens a request.
+    /// Refuses limits of 0 tokens a request, and of 0 keys or blocks: each request has a key, its own, in a block.
     pub(crate) fn check(&self) -> Result<(), Violation> {
         if self.each.0 == 0 {
             return Err(Violation::new(

@@ -173,20 +173,23 @@ impl<B> GraphPool<B> {
     /// [`Attention::capture`](crate::Attention::capture), whose graphs know their cache.
     ///
     /// # Errors
-    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests,
-    /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for a step larger than all sizes;
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
-    /// stream of another device, and if the step before was on another stream and its end is not known;
-    /// [`Capturing`](ascend_attention::Error::Capturing) if it was on another stream and the thread captures: the
-    /// metadata is unchanged then, as it is after the following: [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
-    /// [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
-    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
-    /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING),
-    /// [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) and
-    /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED)
-    /// for sequences that do not fit the step, as for [`Attention::begin`](crate::Attention::begin), and
-    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for metadata of several groups of layers. As for
-    /// [`Update::all`], and what `fill` returns: nothing is launched then, but the metadata is padded.
+    /// The metadata is unchanged after these:
+    /// - [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY): it has no requests;
+    /// - [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE): no size holds the step;
+    /// - [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS): it is of several groups of layers;
+    /// - [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED),
+    ///   [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
+    ///   [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
+    ///   [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING),
+    ///   [`BLOCK_GIVEN_BACK`](crate::rules::BLOCK_GIVEN_BACK), [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED),
+    ///   [`TABLE_SHARED`](crate::rules::TABLE_SHARED): a sequence does not fit the step, as for
+    ///   [`Attention::begin`](crate::Attention::begin);
+    /// - [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE): the stream is of another device;
+    /// - [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE): the step before was on another stream, and its end is not
+    ///   known;
+    /// - [`Capturing`](ascend_attention::Error::Capturing): it was on another stream, and the thread captures.
+    ///
+    /// The metadata is padded, and nothing is launched, after what [`Update::all`] and `fill` return.
     pub fn begin<'a>(
         &'a mut self,
         stream: &'a Stream,

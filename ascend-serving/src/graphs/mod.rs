@@ -1,4 +1,8 @@
 //! Graphs that were captured for some sizes: their pool, their tensors, and the layers that share a cache.
+//!
+//! What is captured of them stands beside the steps without graphs: [`AttentionGraphs`](crate::AttentionGraphs) in
+//! `engine`, [`TreeGraphs`](crate::TreeGraphs) in `drafts`, [`SparseGraphs`](crate::SparseGraphs) in `sparse`,
+//! [`ContextGraphs`](crate::ContextGraphs) in `ranks`.
 
 mod captured_group;
 mod graph_limits;

@@ -10,7 +10,7 @@ use super::cache::{CacheLayer, PagedKvCache};
 use super::cache_shape::{CacheShape, LayerCache};
 use super::pad::PadPolicy;
 use super::pool::BlockPool;
-use super::quantised::{LatentFactors, LatentScale, LayerScales, QuantisedLayer, QuantisedType, bytes_of};
+use super::quantised::{DeviceLatentScale, LatentScale, LayerScales, QuantisedLayer, QuantisedType, bytes_of};
 use super::quantised_cache::{check_dequantised, wrong_scales};
 
 impl<T: Element> PagedKvCache<T> {
@@ -22,11 +22,9 @@ impl<T: Element> PagedKvCache<T> {
     /// ([`QuantisedType`]). Those that are not finite have no integer: the device stores some integer for them, and
     /// reports nothing ([`Tensor::range_report`] finds them).
     ///
-    /// | products | stored | formats, in blocks of 128 tokens |
-    /// |---|---|---|
-    /// | Atlas A2, A3, from CANN 8.5 on | INT8 | NZ |
-    /// | Ascend 950 | INT8 | NZ |
-    /// | Ascend 950 | FLOAT8_E4M3FN, HIFLOAT8 | all |
+    /// Which products and releases take which types and formats, in blocks of 128 tokens, is a table of the book's page
+    /// on latent attention; others are refused. Layers that attend to chosen keys have a cache of
+    /// [`quantised_sparse_latents`](Self::quantised_sparse_latents).
     ///
     /// Absorbed queries are quantised, too, by the model: [`QuantisedQueries`](crate::QuantisedQueries).
     ///
@@ -35,7 +33,7 @@ impl<T: Element> PagedKvCache<T> {
     /// another shape; [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for scales of another number of layers;
     /// [`Violation`](ascend_attention::Error::Violation) by the rules of FusedInferAttentionScore for a product,
     /// release, format or block size without such caches, such as `mla.full_quant`.
-    pub fn latents_as(
+    pub fn quantised_latents_as(
         stream: &Stream,
         blocks: usize,
         block_size: usize,
@@ -76,7 +74,7 @@ impl<T: Element> PagedKvCache<T> {
         };
         let layers = rows_of::<T>(&shape).zeroed_layers::<T>(device, blocks, block_size)?;
         let layers = layers.into_iter().zip(scales).map(|(rows, scale)| {
-            let scales = LayerScales::Latent(LatentFactors::upload::<T>(stream, &shape, *scale)?);
+            let scales = LayerScales::Latent(DeviceLatentScale::upload::<T>(stream, &shape, *scale)?);
             let cache = LayerCache { key: bytes_of(&rows.key)?, value: bytes_of(&rows.value)? };
             let layer = QuantisedLayer::with_values(cache, stored, scales, rows.value.into())?;
             Ok(CacheLayer::Quantised { layer: Box::new(layer), none: none.clone() })

@@ -21,7 +21,8 @@ pub(crate) struct QueuedLayers {
     missing: usize,
     /// Whether the cache may have been written to.
     wrote: bool,
-    warned: bool,
+    /// Whether no warning is given on drop.
+    is_silent: bool,
     progress: Vec<StepProgress>,
     /// How to do again what ended without some layers.
     again: &'static str,
@@ -45,15 +46,23 @@ impl QueuedLayers {
         if layers == 0 {
             progress.iter_mut().for_each(StepProgress::end);
         }
-        Self { queued: vec![false; layers], missing: layers, wrote: false, warned: false, progress, again, torn: false }
+        Self {
+            queued: vec![false; layers],
+            missing: layers,
+            wrote: false,
+            is_silent: false,
+            progress,
+            again,
+            torn: false,
+        }
     }
 
     /// Gives no warning on drop.
     pub(crate) fn silence(&mut self) {
-        self.warned = true;
+        self.is_silent = true;
     }
 
-    /// Refuses a layer that is queued already, and all once tokens are lost.
+    /// Refuses a layer that is queued already, and every layer once tokens are lost.
     pub(crate) fn check_not_repeated(&self, layer: usize) -> Result<(), Violation> {
         self.check_whole(layer)?;
         match self.queued.get(layer) {
@@ -62,7 +71,7 @@ impl QueuedLayers {
         }
     }
 
-    /// Refuses keys that are read once more of a layer that is not queued yet, and all once tokens are lost.
+    /// Refuses keys that are read once more of a layer that is not queued yet, and every layer once tokens are lost.
     pub(crate) fn check_written(&self, layer: usize) -> Result<(), Violation> {
         self.check_whole(layer)?;
         match self.queued.get(layer) {
@@ -196,11 +205,11 @@ impl QueuedLayers {
 
 impl Drop for QueuedLayers {
     fn drop(&mut self) {
-        if self.missing == 0 || self.warned && !self.wrote {
+        if self.missing == 0 || self.is_silent && !self.wrote {
             return;
         }
         let missing = self.missing_text();
-        if !self.warned && !thread::panicking() {
+        if !self.is_silent && !thread::panicking() {
             let lost = match self.progress.iter().any(StepProgress::writes) {
                 true => ": keys and values are missing from the cache",
                 false => "",

@@ -16,7 +16,7 @@ impl<T: Element> PagedKvCache<T> {
     /// FLOAT for each 128, and the rotary key as it is. `T`, FLOAT16 or BF16, is the type of new latents and rotary
     /// keys, which are written as to a cache of that type.
     ///
-    /// Layers that see every key have a cache of [`latents_as`](Self::latents_as).
+    /// Layers that see every key have a cache of [`quantised_latents_as`](Self::quantised_latents_as).
     ///
     /// No calibration is needed, and numbers that are not finite are refused
     /// ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written. The host
@@ -24,7 +24,7 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// # Errors
     /// As for [`PagedKvCache::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another type.
-    pub fn quantised_latents(
+    pub fn quantised_sparse_latents(
         device: &Device,
         blocks: usize,
         block_size: usize,
@@ -39,10 +39,10 @@ impl<T: Element> PagedKvCache<T> {
     /// [`CacheShape::index_keys`], with a scale of FLOAT16 for each key, which QuantLightningIndexer reads. New keys
     /// are of `T`, FLOAT16 or BF16.
     ///
-    /// The host quantises, as of [`quantised_latents`](Self::quantised_latents).
+    /// The host quantises, as of [`quantised_sparse_latents`](Self::quantised_sparse_latents).
     ///
     /// # Errors
-    /// As for [`quantised_latents`](Self::quantised_latents).
+    /// As for [`quantised_sparse_latents`](Self::quantised_sparse_latents).
     pub fn quantised_index_keys(
         device: &Device,
         blocks: usize,

@@ -64,7 +64,8 @@ impl fmt::Display for IndexerKind {
 #[derive(Clone, Copy, Debug)]
 pub struct SparseTensors<'a, T: Element> {
     /// Absorbed queries, `[tokens, N, 512]`: the caller has multiplied `W_UK` into them. Over [quantised
-    /// latents](crate::kv::PagedKvCache::quantised_latents) each is followed by its rotary part, `[tokens, N, 576]`.
+    /// latents](crate::kv::PagedKvCache::quantised_sparse_latents) each is followed by its rotary part, `[tokens, N,
+    /// 576]`.
     pub query: &'a Tensor<T>,
     /// Rotary part of the queries, `[tokens, N, 64]`; over quantised latents none, `[tokens, N, 0]`.
     pub query_rope: &'a Tensor<T>,

@@ -29,11 +29,11 @@ use super::two_caches;
 /// key is chosen, and LightningIndexer is not called. Both operators run on Atlas A2 and A3 with CANN 8.5 or newer, and
 /// on Ascend 950 with 9.1 or newer. [`capture`](Self::capture) records steps of some sizes into graphs.
 ///
-/// Either cache may be quantised, or both: [`PagedKvCache::quantised_latents`], read by KvQuantSparseFlashAttention,
-/// and [`PagedKvCache::quantised_index_keys`], read by QuantLightningIndexer. Queries come joined with their rotary
-/// parts then, and weights of indexers in FLOAT16: see [`SparseTensors`](crate::SparseTensors) and
-/// [`IndexerTensors`](crate::IndexerTensors). The host quantises, so that layers and indexers wait for the stream, and
-/// graphs do not serve them.
+/// Either cache may be quantised, or both: [`PagedKvCache::quantised_sparse_latents`], read by
+/// KvQuantSparseFlashAttention, and [`PagedKvCache::quantised_index_keys`], read by QuantLightningIndexer. Queries come
+/// joined with their rotary parts then, and weights of indexers in FLOAT16: see [`SparseTensors`](crate::SparseTensors)
+/// and [`IndexerTensors`](crate::IndexerTensors). The host quantises, so that layers and indexers wait for the stream,
+/// and graphs do not serve them.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -95,7 +95,7 @@ impl<T: Element> SparseLatent<T> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for caches of other shapes, in other formats, without layers,
     /// and for heads that are not those of [`AttentionShape::latent`];
     /// [`CACHE_QUANTISED`](crate::rules::CACHE_QUANTISED) for caches that are quantised in other ways than
-    /// [`PagedKvCache::quantised_latents`] and [`PagedKvCache::quantised_index_keys`];
+    /// [`PagedKvCache::quantised_sparse_latents`] and [`PagedKvCache::quantised_index_keys`];
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for caches of two pools,
     /// [`OPTION_SOFT_CAP`](crate::rules::OPTION_SOFT_CAP) for heads with a cap,
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for caches on two devices.

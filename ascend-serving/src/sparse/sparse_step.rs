@@ -206,8 +206,8 @@ impl<'a, T: Element> SparseStep<'a, T> {
 
     /// Queues a layer: writes its latents and rotary keys of the new tokens to the step's slots, then attends to the
     /// chosen keys. Returns at once, with attention `[tokens, N, 512]`, into which the caller multiplies `W_UV`. Over
-    /// [quantised latents](PagedKvCache::quantised_latents) it waits for those of the layer, which the host quantises.
-    /// The first layer plans for all.
+    /// [quantised latents](PagedKvCache::quantised_sparse_latents) it waits for those of the layer, which the host
+    /// quantises. The first layer plans for all.
     ///
     /// The output has the padding, and is lent until the next call of this step; a clone of the tensor is the same
     /// memory. In a step that is replayed all layers write the same output: queue work that reads it on the step's

@@ -25,8 +25,8 @@ pub(super) fn check_cache<T: Element>(
             &rules::CACHE_QUANTISED,
             format_args!("{name} in a quantised cache"),
             format_args!("a cache of {}, or one that is quantised for sparse attention", T::DTYPE),
-            "make the cache by `PagedKvCache::new`, or for `SparseLatent` by `PagedKvCache::quantised_latents` or \
-             `PagedKvCache::quantised_index_keys`",
+            "make the cache by `PagedKvCache::new`, or for `SparseLatent` by `PagedKvCache::quantised_sparse_latents` \
+             or `PagedKvCache::quantised_index_keys`",
         )
         .into());
     }

@@ -58,14 +58,14 @@ fn cache(
             PagedKvCache::quantised_as(stream, blocks, size, shape, pad, stored(draw), &scales)
         }
         2 => PagedKvCache::quantised_by_token_as(device, blocks, size, shape, pad, stored(draw)),
-        3 => PagedKvCache::quantised_latents(device, blocks, size, shape.layers, pad),
+        3 => PagedKvCache::quantised_sparse_latents(device, blocks, size, shape.layers, pad),
         4 => PagedKvCache::quantised_index_keys(device, blocks, size, shape.layers, pad),
         5 | 6 => {
             let scale = LatentScale::new(number(draw))?;
             let shape = draw.of(&[shape, CacheShape::latent(shape.layers).format(shape.format)]);
             let size = draw.of(&[size, 128]);
             let scales = vec![scale; shape.layers.min(3)];
-            PagedKvCache::latents_as(stream, blocks, size, shape, pad, stored(draw), &scales)
+            PagedKvCache::quantised_latents_as(stream, blocks, size, shape, pad, stored(draw), &scales)
         }
         _ => PagedKvCache::mxfp8(device, blocks, size, shape, pad),
     }
@@ -101,7 +101,7 @@ pub const CALLS: &[Call] = &[
         let (query, query_rope, other) = (shaped(), shaped(), shaped());
         let query_rope = if query.shape()[..2] == query_rope.shape()[..2] { query_rope } else { query.clone() };
         for rope in [&query_rope, &other] {
-            let _ = QuantisedQueries::on_host(&stream, stored(draw), (&query, rope), scale);
+            let _ = QuantisedQueries::quantise_on_host(&stream, stored(draw), (&query, rope), scale);
         }
         let bytes = query.bits_as(<i8 as Element>::DTYPE).and_then(AnyTensor::typed::<i8>).unwrap();
         for scales in [[draw.below(3), draw.below(3)], [query.shape()[0], query.shape()[1]]] {

@@ -261,7 +261,7 @@ pub const CALLS: &[Call] = &[
         let stream = crate::stream();
         let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
         let latents = match draw.of(&[false, true]) {
-            true => PagedKvCache::<bf16>::quantised_latents(device, 4, 16, 1, pad),
+            true => PagedKvCache::<bf16>::quantised_sparse_latents(device, 4, 16, 1, pad),
             false => PagedKvCache::new(device, 4, 16, CacheShape::latent(1), pad),
         };
         let index_keys = match draw.of(&[false, true]) {

@@ -30,7 +30,7 @@ fn scale(stored: QuantisedType) -> LatentScale {
 /// A cache of one layer, of 8 blocks.
 fn cache(stream: &Stream, format: Cache, stored: QuantisedType) -> Result<PagedKvCache<bf16>> {
     let shape = CacheShape::latent(1).format(format);
-    PagedKvCache::latents_as(stream, 8, 128, shape, PAD, stored, &[scale(stored)])
+    PagedKvCache::quantised_latents_as(stream, 8, 128, shape, PAD, stored, &[scale(stored)])
 }
 
 /// Latents and rotary keys of one byte, which no call of latent attention reads.
@@ -91,7 +91,7 @@ fn step(
     let output = match queries {
         Queries::Quantised(stored) => {
             let both = (&absorbed, &query_rope);
-            let (queries, query_rope) = QuantisedQueries::on_host(stream, stored, both, scale(stored))?;
+            let (queries, query_rope) = QuantisedQueries::quantise_on_host(stream, stored, both, scale(stored))?;
             step.forward(0, LayerInputs::quantised_latent(&queries, &query_rope, &latent, &key_rope))
         }
         Queries::Absorbed => {
@@ -134,6 +134,7 @@ fn releases_serve_what_they_take() {
         (Soc::AtlasA3, Cann::V9_0),
         (Soc::AtlasA2, Cann::V9_1),
         (Soc::AtlasA3, Cann::V9_2),
+        (Soc::Ascend950, Cann::V9_0),
         (Soc::Ascend950, Cann::V9_1),
         (Soc::Ascend950, Cann::V9_2),
         (Soc::AtlasInference, Cann::V9_1),
@@ -177,7 +178,7 @@ fn a_cache_that_cannot_be_is_refused_with_what_mends_it() {
     let stream = harness::stream();
     let (nz, one) = (CacheShape::latent(1).format(Cache::Nz), [scale(Int8)]);
     let made = |block_size, shape, stored, scales: &[LatentScale]| {
-        violation(PagedKvCache::<bf16>::latents_as(&stream, 4, block_size, shape, PAD, stored, scales))
+        violation(PagedKvCache::<bf16>::quantised_latents_as(&stream, 4, block_size, shape, PAD, stored, scales))
     };
     for (why, rule, words) in [
         (made(128, nz, Int8, &[]), "quantised.scale", "0 layers"),
@@ -190,7 +191,7 @@ fn a_cache_that_cannot_be_is_refused_with_what_mends_it() {
         assert_eq!(why.rule.id, rule, "{why}");
         assert!(why.to_string().contains(words), "{why}");
     }
-    let of_half = PagedKvCache::<f16>::latents_as(&stream, 4, 128, nz, PAD, Int8, &one);
+    let of_half = PagedKvCache::<f16>::quantised_latents_as(&stream, 4, 128, nz, PAD, Int8, &one);
     assert!(violation(of_half).allowed.starts_with("BF16"));
     let made = cache(&stream, Cache::Nz, Int8).unwrap();
     assert_eq!(made.bytes(), 8 * 128 * (LATENT + 2 * ROPE));
@@ -204,9 +205,9 @@ fn scales_that_divide_nothing_are_refused() {
         let why = LatentScale::new(wrong).unwrap_err();
         assert_eq!(why.rule, &rules::QUANTISED_SCALE, "{why}");
     }
-    assert_eq!(LatentScale::new(0.1).unwrap().factor(), bf16::from_f32(0.1).to_f32());
-    assert_eq!(LatentScale::covering(Int8, &[bf16::ZERO]).unwrap().factor(), 1.0);
-    assert_eq!(LatentScale::covering::<bf16>(Int8, &[]).unwrap().factor(), 1.0);
+    assert_eq!(LatentScale::new(0.1).unwrap().to_f32(), bf16::from_f32(0.1).to_f32());
+    assert_eq!(LatentScale::covering(Int8, &[bf16::ZERO]).unwrap().to_f32(), 1.0);
+    assert_eq!(LatentScale::covering::<bf16>(Int8, &[]).unwrap().to_f32(), 1.0);
     let why = LatentScale::covering(Int8, &[bf16::NAN]).unwrap_err();
     assert_eq!(why.rule, &rules::QUANTISED_FINITE);
 }
@@ -227,7 +228,7 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     for (said, words) in [
         (refused(quantised(), Queries::Absorbed), "`LayerInputs::quantised_latent`"),
         (refused(quantised(), Queries::Mixed), "`LatentForm::QuantisedMixed`"),
-        (refused(plain(), Queries::Quantised(Int8)), "`PagedKvCache::latents_as`"),
+        (refused(plain(), Queries::Quantised(Int8)), "`PagedKvCache::quantised_latents_as`"),
         // The operator's own rule for queries of another type than the cache.
         (refused(quantised(), Queries::Quantised(E4m3)), "quantised_mla: "),
     ] {
@@ -253,7 +254,7 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     let queries = QuantisedQueries::new(&bytes(3), &scales).unwrap();
     assert_eq!((queries.query().shape(), queries.scale().shape()), (&[3, HEADS, LATENT][..], &[3, HEADS][..]));
     let fewer = rows(&stream, 1, 2, HEADS, ROPE);
-    let outcome = QuantisedQueries::on_host(&stream, Int8, (&half, &fewer), scale(Int8));
+    let outcome = QuantisedQueries::quantise_on_host(&stream, Int8, (&half, &fewer), scale(Int8));
     assert!(violation(outcome).given.contains("beside rotary parts"));
 
     // Other queries beside those of one byte would be computed by nobody.
@@ -299,7 +300,8 @@ fn a_query_that_is_not_finite_is_found_in_its_head() {
     absorbed[LATENT + 5] = bf16::NAN;
     let absorbed = stream.upload(&absorbed, [1, HEADS, LATENT]).unwrap();
     let ropes = rows(&stream, 2, 1, HEADS, ROPE);
-    let (queries, query_rope) = QuantisedQueries::on_host(&stream, Int8, (&absorbed, &ropes), scale(Int8)).unwrap();
+    let (queries, query_rope) =
+        QuantisedQueries::quantise_on_host(&stream, Int8, (&absorbed, &ropes), scale(Int8)).unwrap();
     assert!(query_rope.download(&stream).unwrap()[..ROPE].iter().any(|x| x.to_f32().abs() > 10.0));
     let (latent, key_rope) = (rows(&stream, 3, 1, 1, LATENT), rows(&stream, 4, 1, 1, ROPE));
     let mut step = attention.begin(&stream, &metadata).unwrap();

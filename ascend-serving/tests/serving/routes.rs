@@ -281,6 +281,48 @@ fn a_backend_that_a_flag_keeps_from_a_step_is_named() {
     }
 }
 
+/// An appended list may bind steps to backends without the one that a layer prefers, or the reverse.
+#[test]
+fn a_preference_that_an_appended_list_would_hide_is_refused() {
+    let stream = harness::stream();
+    let decodes = [AttentionState::DecodeOnly];
+    let both = || Backends::none().with(Backend::Fused).with(Backend::PagedDecode);
+    let prefers = || both().prefer([0], &decodes, "fused").unwrap();
+    let bound = |backends| Backends::none().with(Backend::Fused).for_steps(&decodes, backends);
+    let paged = || bound(Backends::none().with(Backend::PagedDecode));
+    for (backends, served) in [
+        (prefers().append(paged()), None),
+        (paged().append(prefers()), None),
+        // What is advised.
+        (prefers().append(bound(both())), Some("fused")),
+        (paged().append(both()), Some("paged_decode")),
+    ] {
+        let shape = CacheShape::new(1, 1, DIM);
+        let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+        let mut attention = Attention::new(AttentionShape::new(1, 1, DIM), cache, backends);
+        let mut sequence = attention.sequence();
+        for tokens in [2, 1] {
+            attention.grow(&stream, &mut sequence, tokens).unwrap();
+            let metadata = attention.metadata(&[BatchRequest::of(&sequence, tokens)], Default::default()).unwrap();
+            let rows = stream.upload(&vec![bf16::ONE; tokens * DIM], [tokens, 1, DIM]).unwrap();
+            let mut step = attention.begin(&stream, &metadata).unwrap();
+            let outcome = step.forward(0, (&rows, &rows, &rows)).map(drop);
+            match served {
+                None if tokens == 1 => {
+                    let why = outcome.unwrap_err();
+                    assert!(why.breaks(&rules::BACKEND_NAME) && why.to_string().contains("for_steps"), "{why}");
+                }
+                _ => outcome.unwrap(),
+            }
+        }
+        let graphs = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1], 300));
+        match served {
+            Some(name) => assert_eq!(graphs.unwrap().backend(0), Some(name)),
+            None => assert!(graphs.map(drop).unwrap_err().breaks(&rules::BACKEND_NAME)),
+        }
+    }
+}
+
 #[test]
 fn graphs_that_verify_drafts_record_the_backend_of_their_flag() {
     let stream = harness::stream();

@@ -114,13 +114,13 @@ fn calls_of_both_modes_are_taken() {
 #[test]
 fn numbers_lead_to_rows_and_lines_or_are_faults() {
     let problem = prompts().check(a2()).unwrap();
-    let runs = |starts: &[i64], lines: &[i64], history: &[i64]| {
-        let contents = ConvContents { starts, lines, history, accepted: &[] };
+    let runs = |starts: &[i64], lines: &[i64], initial_state_mode: &[i64]| {
+        let contents = ConvContents { starts, lines, initial_state_mode, accepted: &[] };
         (problem.runs(contents).collect::<Vec<_>>(), problem.shared_line(contents))
     };
-    let run = |sequence, rows: std::ops::Range<usize>, line, history| {
+    let run = |sequence, rows: std::ops::Range<usize>, line, first_row| {
         let kept = rows.len()..rows.len() + 3;
-        Ok(ConvRun { sequence, rows, line, history, kept })
+        Ok(ConvRun { sequence, rows, line, first_row, kept })
     };
     let (found, shared) = runs(&[0, 5, 5, 9], &[4, 0, 2], &[1, 1, 0]);
     assert_eq!((found, shared), (vec![run(0, 0..5, 4, Some(0)), run(2, 5..9, 2, None)], None));
@@ -150,11 +150,12 @@ fn numbers_lead_to_rows_and_lines_or_are_faults() {
 
     let problem = Call { query_start_loc: of(Int32, &[4]), x: prompts().x, y: prompts().y, ..drafts() };
     let problem = problem.check(a2()).unwrap();
-    let contents = |accepted| ConvContents { starts: &[0, 3, 5, 9], lines: &[0, 1, 2], history: &[], accepted };
+    let contents =
+        |accepted| ConvContents { starts: &[0, 3, 5, 9], lines: &[0, 1, 2], initial_state_mode: &[], accepted };
     let all: Vec<_> = problem.runs(contents(&[3, 1, 0])).collect();
     let kept = |sequence, rows: std::ops::Range<usize>, first| {
         let kept = 1..rows.len() + 3;
-        Ok(ConvRun { sequence, rows, line: sequence, history: Some(first), kept })
+        Ok(ConvRun { sequence, rows, line: sequence, first_row: Some(first), kept })
     };
     // The last sequence has more rows than its line has room for, and a count of nothing.
     assert_eq!(
@@ -203,10 +204,11 @@ proptest! {
         let _ = call.check(a2());
         for base in [prompts(), drafts()] {
             let problem = base.check(a2()).unwrap();
-            let contents = ConvContents { starts: &numbers, lines: &numbers, history: &numbers, accepted: &numbers };
+            let all = &numbers[..];
+            let contents = ConvContents { starts: all, lines: all, initial_state_mode: all, accepted: all };
             for run in problem.runs(contents).filter_map(Result::ok) {
                 prop_assert!(run.rows.end <= problem.rows && run.line < problem.lines);
-                prop_assert!(run.history.is_none_or(|first| first + problem.width - 1 <= problem.line_rows));
+                prop_assert!(run.first_row.is_none_or(|first| first + problem.width - 1 <= problem.line_rows));
                 prop_assert!(!problem.writes_line(&run) || run.kept.len() <= problem.line_rows);
             }
             let _ = problem.check_contents(contents, &[]);

@@ -137,8 +137,11 @@ impl GatherPaKvCache {
                 return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")
                     .fix("gather fewer sequences at once"));
             };
-            let operation =
-                GatherOperation { sequences: sequences.clone(), numbers: [sequences.numbers()], outputs: [key, value] };
+            let operation = GatherOperation {
+                sequences: sequences.clone(),
+                numbers: [sequences.replay_check()],
+                outputs: [key, value],
+            };
             Ok((operation, problem.is_idle()))
         })
     }
@@ -196,7 +199,7 @@ impl Operation for GatherOperation {
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 
-    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &self.numbers
     }
 

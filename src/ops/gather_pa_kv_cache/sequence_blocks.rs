@@ -117,7 +117,7 @@ impl SequenceBlocks {
     }
 
     /// The check that launches and replays pass.
-    pub(super) fn numbers(&self) -> Arc<dyn ReplayCheck> {
+    pub(super) fn replay_check(&self) -> Arc<dyn ReplayCheck> {
         Arc::new(self.numbers.clone())
     }
 

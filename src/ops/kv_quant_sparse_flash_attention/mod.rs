@@ -227,7 +227,7 @@ impl Operation for QuantSparseFlashOperation {
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 
-    fn numbers(&self) -> &[Arc<dyn ReplayCheck>] {
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &self.numbers
     }
 

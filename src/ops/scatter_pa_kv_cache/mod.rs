@@ -252,7 +252,7 @@ impl Operation for ScatterOperation {
 
     #[inline]
     fn replay_check<T: Element>(&self, inputs: &ScatterInputs<'_, T>) -> Option<Arc<dyn ReplayCheck>> {
-        inputs.slots.numbers()
+        inputs.slots.replay_check()
     }
 
     fn describe(&self, _: &ScatterPlan, text: &mut fmt::DebugStruct<'_, '_>) {

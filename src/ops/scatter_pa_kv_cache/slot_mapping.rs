@@ -126,7 +126,7 @@ impl SlotMapping {
     }
 
     /// The check that launches and replays pass; none of a mapping that was taken unchecked.
-    pub(super) fn numbers(&self) -> Option<Arc<dyn ReplayCheck>> {
+    pub(super) fn replay_check(&self) -> Option<Arc<dyn ReplayCheck>> {
         let numbers = self.checked.as_ref()?.numbers.clone();
         Some(Arc::new(numbers))
     }

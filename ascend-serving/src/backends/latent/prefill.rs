@@ -47,7 +47,7 @@ struct WorkspaceSizes {
     /// Rows of the step's own tokens.
     tokens: usize,
     /// Rows of requests with cached tokens.
-    behind: usize,
+    rows_with_context: usize,
     /// Tokens of the longest chunk, where there are chunks.
     longest: Option<usize>,
     /// A layer of the cache where it is quantised.
@@ -75,11 +75,11 @@ impl WorkspaceSizes {
 
     /// Memory for chunks of up to `longest` tokens.
     fn context<T: Element>(&self, device: &Device, longest: usize) -> Result<ContextSpace<T>> {
-        let (behind, heads) = (self.behind, self.heads);
+        let (rows_with_context, heads) = (self.rows_with_context, self.heads);
         let empty = |rows: usize, dim: usize| Tensor::<T>::empty(device, [rows, heads, dim]);
         let lse = |rows: usize| Tensor::<f32>::empty(device, [rows, heads, 1]);
         let output = || -> Result<Output<T>> {
-            Ok(Output { attention: empty(behind, self.dim)?, softmax_lse: Some(lse(behind)?) })
+            Ok(Output { attention: empty(rows_with_context, self.dim)?, softmax_lse: Some(lse(rows_with_context)?) })
         };
         Ok(ContextSpace {
             cached: LatentSpace::new(device, longest, [self.latent_dim, self.rope_dim], self.quantised.as_ref())?,
@@ -88,7 +88,7 @@ impl WorkspaceSizes {
             merged: [output()?, output()?],
             ordered: match self.in_place {
                 true => None,
-                false => Some([empty(behind, self.dim)?, empty(behind, self.rope_dim)?]),
+                false => Some([empty(rows_with_context, self.dim)?, empty(rows_with_context, self.rope_dim)?]),
             },
         })
     }
@@ -168,10 +168,10 @@ impl<T: Element> MlaPrefill<T> {
 
         let device = step.stream.device();
         let rows = part.rows(&context.order);
-        let behind: usize = rows.iter().map(Range::len).sum();
+        let rows_with_context: usize = rows.iter().map(Range::len).sum();
         let sizes = WorkspaceSizes {
             tokens,
-            behind,
+            rows_with_context,
             longest: context.longest(),
             quantised: first.quantised.cloned(),
             in_place: context.in_place(),
@@ -263,7 +263,7 @@ impl<T: Element> MlaPrefill<T> {
         let mut requests = self.rows.len();
         for (chunk, target) in self.chunks.iter().zip(space.merged.iter().cycle()) {
             // Requests without a part of the chunk are done.
-            self.give_back(stream, &merged, own, chunk.requests..requests)?;
+            self.copy_back(stream, &merged, own, chunk.requests..requests)?;
             requests = chunk.requests;
             merged = first_rows(&merged, chunk.rows)?;
             let tokens = chunk.cached.len();
@@ -281,7 +281,7 @@ impl<T: Element> MlaPrefill<T> {
             chunk.merge.launch_into(stream, &parts, &mut target)?;
             merged = target;
         }
-        self.give_back(stream, &merged, own, 0..requests)
+        self.copy_back(stream, &merged, own, 0..requests)
     }
 
     /// Copies the rows of requests with cached tokens to the order of the chunks.
@@ -313,7 +313,7 @@ impl<T: Element> MlaPrefill<T> {
     }
 
     /// Copies the merged rows of some requests back to their rows in the step's output.
-    fn give_back(&self, stream: &Stream, merged: &Output<T>, own: &Output<T>, requests: Range<usize>) -> Result<()> {
+    fn copy_back(&self, stream: &Stream, merged: &Output<T>, own: &Output<T>, requests: Range<usize>) -> Result<()> {
         let before = self.rows.iter().take(requests.start).map(Range::len);
         let mut at: usize = before.sum();
         for rows in self.rows.get(requests).unwrap_or(&[]) {

@@ -40,7 +40,7 @@ pub(crate) fn quantise_latent_queries<T: Element>(
         }
     }
     for (scale, rope) in quantised.scales.iter().zip(ropes.chunks_mut(rope_dim.max(1))) {
-        let both = f64::from(*scale) * f64::from(latents.factor());
+        let both = f64::from(*scale) * f64::from(latents.to_f32());
         rope.iter_mut().for_each(|x| *x = (f64::from(*x) / both) as f32);
     }
     Ok((

@@ -32,7 +32,7 @@ pub use channel_scales::ChannelScales;
 pub(in crate::kv) use channel_scales::DeviceScales;
 pub(crate) use index_quantiser::quantise_index_queries;
 pub(crate) use latent_queries::quantise_latent_queries;
-pub(in crate::kv) use latent_scale::LatentFactors;
+pub(in crate::kv) use latent_scale::DeviceLatentScale;
 pub use latent_scale::LatentScale;
 pub(crate) use latent_scale::bytes_of;
 pub(crate) use mxfp8::{GROUP, GroupScales, quantise_mxfp8};
@@ -46,9 +46,9 @@ pub(in crate::kv) use write::QuantisedWrite;
 #[derive(Clone, Debug)]
 pub struct QuantisedLayer {
     /// The bytes of keys and values, in the cache's format: integers, or the bits of floats. Of
-    /// [latents](crate::kv::PagedKvCache::latents_as) those of the rotary keys are values; of
-    /// [latents for sparse attention](crate::kv::PagedKvCache::quantised_latents) it has the rows of 656 bytes, without
-    /// values.
+    /// [latents](crate::kv::PagedKvCache::quantised_latents_as) those of the rotary keys are values; of
+    /// [latents for sparse attention](crate::kv::PagedKvCache::quantised_sparse_latents) it has the rows of 656 bytes,
+    /// without values.
     pub cache: LayerCache<i8>,
     stored: QuantisedType,
     /// The keys in the same memory, as a tensor of the stored type.
@@ -68,7 +68,7 @@ pub(in crate::kv) enum LayerScales {
     /// One scale, a power of two, for each group of 32.
     Group(GroupScales),
     /// One scale for the latents of all tokens. Rotary keys, in place of values, are not quantised.
-    Latent(LatentFactors),
+    Latent(DeviceLatentScale),
     /// Scales in the rows of latents, which hold the rotary keys too.
     Row,
     /// One scale for each key of an indexer: tokens of one element, `[blocks, block_size, 1]`, without values.
@@ -126,8 +126,8 @@ impl QuantisedLayer {
         &self.key
     }
 
-    /// Values, as a tensor of the stored type; of [latents](crate::kv::PagedKvCache::latents_as) the rotary keys, of
-    /// BF16.
+    /// Values, as a tensor of the stored type; of [latents](crate::kv::PagedKvCache::quantised_latents_as) the rotary
+    /// keys, of BF16.
     pub fn value(&self) -> &AnyTensor {
         &self.value
     }
@@ -144,13 +144,13 @@ impl QuantisedLayer {
     }
 
     /// The scale of the layer's latents, in a cache of
-    /// [`PagedKvCache::latents_as`](crate::kv::PagedKvCache::latents_as); `None` in others.
+    /// [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as); `None` in others.
     pub fn latent_scale(&self) -> Option<LatentScale> {
         Some(self.of_latents()?.scale)
     }
 
     /// The scale of latents, `[1]`, as a call of quantised queries takes it; `None` for other scales.
-    pub(crate) fn latent_factor(&self) -> Option<&Tensor<f32>> {
+    pub(crate) fn latent_scale_tensor(&self) -> Option<&Tensor<f32>> {
         Some(&self.of_latents()?.of_tensor)
     }
 
@@ -159,9 +159,9 @@ impl QuantisedLayer {
         Some(&self.of_latents()?.of_elements.scales)
     }
 
-    fn of_latents(&self) -> Option<&LatentFactors> {
+    fn of_latents(&self) -> Option<&DeviceLatentScale> {
         match &self.scales {
-            LayerScales::Latent(factors) => Some(factors),
+            LayerScales::Latent(scale) => Some(scale),
             _ => None,
         }
     }
@@ -196,7 +196,7 @@ impl QuantisedLayer {
             LayerScales::Channel { key, value } => [Some(&key.scales), Some(&value.scales)],
             LayerScales::Token(scales) => [Some(&scales.key), Some(&scales.value)],
             LayerScales::Group(scales) => [Some(&scales.key), Some(&scales.value)],
-            LayerScales::Latent(factors) => [Some(&factors.of_tensor), Some(&factors.of_elements.scales)],
+            LayerScales::Latent(scale) => [Some(&scale.of_tensor), Some(&scale.of_elements.scales)],
             LayerScales::Row => [None; 2],
             LayerScales::IndexKey(scales) => [Some(&scales.key), None],
         }
@@ -281,18 +281,18 @@ impl QuantisedLayer {
         Ok([keys.queue(queue, key, of_key)?.clone(), values])
     }
 
-    /// The factors of keys and values before they are rounded, those of rotary keys none; scales that are not of
-    /// channels or latents are refused.
+    /// The inverse scales of keys and values, rotary keys without any; scales that are not of channels or latents are
+    /// refused.
     fn inverses(&self) -> Result<(&Tensor<f32>, Option<&Tensor<f32>>), Violation> {
         match &self.scales {
             LayerScales::Channel { key, value } => Ok((&key.inverses, Some(&value.inverses))),
-            LayerScales::Latent(factors) => Ok((&factors.of_elements.inverses, None)),
+            LayerScales::Latent(scale) => Ok((&scale.of_elements.inverses, None)),
             other => Err(Violation::new(
                 &rules::CACHE_QUANTISED,
                 format_args!("a cache with {other}"),
                 "one with scales of channels or latents, by which the device quantises",
-                "make the cache by `PagedKvCache::quantised` or `PagedKvCache::latents_as`, or compute the step \
-                 without a graph",
+                "make the cache by `PagedKvCache::quantised` or `PagedKvCache::quantised_latents_as`, or compute the \
+                 step without a graph",
             )),
         }
     }

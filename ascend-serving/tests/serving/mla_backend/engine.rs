@@ -68,7 +68,7 @@ pub fn scale_of(stored: QuantisedType) -> LatentScale {
 
 /// What is read of an element of a latent that was stored as one byte.
 pub fn read(stored: QuantisedType, x: f64) -> f64 {
-    let factor = scale_of(stored).factor();
+    let factor = scale_of(stored).to_f32();
     let number = x as f32 / factor;
     let number = match stored {
         QuantisedType::Int8 => number.round_ties_even().clamp(-128.0, 127.0),
@@ -104,7 +104,7 @@ impl<'a> Engine<'a> {
             None => (PagedKvCache::new(device, blocks, size, of, pad), Backend::Mla { workspace_bytes }),
             Some(stored) => {
                 let scales = [scale_of(stored); LAYERS];
-                let cache = PagedKvCache::latents_as(stream, blocks, size, of, pad, stored, &scales);
+                let cache = PagedKvCache::quantised_latents_as(stream, blocks, size, of, pad, stored, &scales);
                 (cache, Backend::QuantisedMla { workspace_bytes })
             }
         };
@@ -181,7 +181,8 @@ impl<'a> Engine<'a> {
                 let quantised = self.stored.filter(|_| split > 0).map(|stored| {
                     let of_absorbed = query_rope.narrow(0, 0..split).unwrap();
                     let queries = (absorbed, &of_absorbed);
-                    let (queries, divided) = QuantisedQueries::on_host(stream, stored, queries, scales[layer]).unwrap();
+                    let (queries, divided) =
+                        QuantisedQueries::quantise_on_host(stream, stored, queries, scales[layer]).unwrap();
                     // The rotary parts of prefills stay as they are.
                     let mut ropes = divided.download(stream).unwrap();
                     ropes.extend_from_slice(&query_rope.download(stream).unwrap()[ropes.len()..]);

@@ -325,7 +325,8 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);
     // The tensors of the graph, filled in place.
     let tensors = step.linear_tensors().unwrap();
-    let [x, y] = tensors.convolution.clone().unwrap();
+    let convolution = tensors.convolution.as_ref().unwrap();
+    let (x, y) = (convolution.x.clone(), convolution.y.clone());
     let own = tensors.value.clone();
     let rows = Rows::new(&stream, &[4], 0, other);
     x.narrow(0, 0..1).unwrap().copy_from(&stream, &rows.mixed).unwrap();

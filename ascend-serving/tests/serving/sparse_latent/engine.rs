@@ -50,7 +50,7 @@ pub fn sparse_latent(stream: &Stream, model: &Model) -> SparseLatent<bf16> {
     let (device, blocks, block_size) = (stream.device(), model.blocks, model.block_size);
     let [latents, index_keys] = model.quantised;
     let latents = match latents {
-        true => PagedKvCache::quantised_latents(device, blocks, block_size, LAYERS, pad),
+        true => PagedKvCache::quantised_sparse_latents(device, blocks, block_size, LAYERS, pad),
         false => PagedKvCache::new(device, blocks, block_size, CacheShape::latent(LAYERS), pad),
     };
     let index_keys = match index_keys {

@@ -139,13 +139,13 @@ fn caches_that_are_quantised_in_other_ways_are_refused() {
     let stream = harness::stream();
     let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
     let shape = AttentionShape::latent(2);
-    let latents = || PagedKvCache::<bf16>::quantised_latents(device, 4, 16, 2, pad).unwrap();
+    let latents = || PagedKvCache::<bf16>::quantised_sparse_latents(device, 4, 16, 2, pad).unwrap();
     let by_token = PagedKvCache::<bf16>::quantised_by_token(device, 4, 16, CacheShape::latent(2), pad);
     if let Ok(by_token) = by_token {
         let index_keys = PagedKvCache::new(device, 4, 16, CacheShape::index_keys(1), pad).unwrap();
         let index_keys = index_keys.with_pool(by_token.pool()).unwrap();
         let outcome = SparseLatent::new(shape, by_token, index_keys);
-        refused(outcome, &rules::CACHE_QUANTISED, &["latents", "`PagedKvCache::quantised_latents`"]);
+        refused(outcome, &rules::CACHE_QUANTISED, &["latents", "`PagedKvCache::quantised_sparse_latents`"]);
     }
     // Each in the place of the other.
     let keys = PagedKvCache::<bf16>::quantised_index_keys(device, 4, 16, 2, pad).unwrap();
@@ -153,14 +153,14 @@ fn caches_that_are_quantised_in_other_ways_are_refused() {
     refused(SparseLatent::new(shape, keys, other), &rules::ARGUMENT_VALUE, &["latents", "CacheShape::latent"]);
 
     for layers in [CacheShape::MAX_LAYERS + 1, usize::MAX] {
-        let outcome = PagedKvCache::<bf16>::quantised_latents(device, 4, 16, layers, pad);
+        let outcome = PagedKvCache::<bf16>::quantised_sparse_latents(device, 4, 16, layers, pad);
         refused(outcome, &rules::ARGUMENT_VALUE, &["layers"]);
         let outcome = PagedKvCache::<bf16>::quantised_index_keys(device, 4, 16, layers, pad);
         refused(outcome, &rules::ARGUMENT_VALUE, &["layers"]);
     }
-    refused(PagedKvCache::<bf16>::quantised_latents(device, 0, 16, 1, pad), &rules::POOL_SIZE, &[]);
+    refused(PagedKvCache::<bf16>::quantised_sparse_latents(device, 0, 16, 1, pad), &rules::POOL_SIZE, &[]);
     refused(
-        PagedKvCache::<f32>::quantised_latents(device, 4, 16, 1, pad),
+        PagedKvCache::<f32>::quantised_sparse_latents(device, 4, 16, 1, pad),
         &rules::ARGUMENT_VALUE,
         &["FLOAT16 or BF16"],
     );
@@ -190,7 +190,7 @@ fn graphs_and_other_backends_say_what_reads_the_rows() {
         let name = if quantised[0] { "quantised latents" } else { "quantised index keys" };
         refused(captured, &rules::CACHE_QUANTISED, &[name, "`SparseLatent::begin`"]);
     }
-    let cache = PagedKvCache::quantised_latents(stream.device(), 4, 16, 1, PadPolicy::SkipNegative).unwrap();
+    let cache = PagedKvCache::quantised_sparse_latents(stream.device(), 4, 16, 1, PadPolicy::SkipNegative).unwrap();
     let mut attention = Attention::<bf16>::new(AttentionShape::latent(2), cache, Backends::standard(stream.device()));
     let mut sequence = attention.sequence();
     attention.grow(&stream, &mut sequence, 1).unwrap();

@@ -22,8 +22,7 @@ impl CausalConvCall {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<ConvProblem, Violation> {
-        let allowed = "Atlas A2, A3 and Ascend 950 with 8.5 or newer";
-        require!(Version::V1.runs_on(target), PRODUCT, target, allowed);
+        PRODUCT.runs(Version::V1.info(), target)?;
         let x = REQUIRED.requires(self.x, "x")?;
         let weight = REQUIRED.requires(self.weight, "weight")?;
         let states = REQUIRED.requires(self.conv_states, "convStates")?;

@@ -67,8 +67,8 @@ impl CallContract for CausalConv1d {
     }
 
     contents_checked_for! { target, |_, problem, integers| {
-        let [starts, lines, history, accepted] = CausalConvCall::CONTENTS.map(integers);
-        let contents = ConvContents { starts: &starts, lines: &lines, history: &history, accepted: &accepted };
+        let [starts, lines, modes, accepted] = CausalConvCall::CONTENTS.map(integers);
+        let contents = ConvContents { starts: &starts, lines: &lines, initial_state_mode: &modes, accepted: &accepted };
         problem.check_contents(contents, &[LEFT_OUT.id, SHARED.id])
     } }
 }

@@ -41,7 +41,7 @@ pub struct ConvContents<'a> {
     /// The line of each sequence, or several of which the first counts.
     pub lines: &'a [i64],
     /// Whether each sequence goes on from its line.
-    pub history: &'a [i64],
+    pub initial_state_mode: &'a [i64],
     /// Rows of its last step that each sequence goes on behind.
     pub accepted: &'a [i64],
 }
@@ -56,7 +56,7 @@ pub struct ConvRun {
     /// Its line.
     pub line: usize,
     /// The row of its line with which the window of its first row begins; `None` where that has zeros.
-    pub history: Option<usize>,
+    pub first_row: Option<usize>,
     /// What its line begins with afterwards, counted in the rows in front of the sequence and its own as one.
     pub kept: Range<usize>,
 }
@@ -209,18 +209,18 @@ impl ConvProblem {
             return Some(Err(ConvFault::NoLine { sequence, given, lines: self.lines }));
         };
         let front = self.front();
-        let (history, kept) = match contents.accepted.get(sequence) {
+        let (first_row, kept) = match contents.accepted.get(sequence) {
             // Two rows of the window, and all new ones: what the next step may go on behind.
             Some(&given) => {
                 let first = given.saturating_sub(1).clamp(0, self.most_accepted().saturating_sub(1) as i64);
                 (usize::try_from(first).ok(), 1..front.saturating_add(rows.len()))
             }
             None => {
-                let goes_on = self.update || contents.history.get(sequence).is_some_and(|&mode| mode != 0);
+                let goes_on = self.update || contents.initial_state_mode.get(sequence).is_some_and(|&mode| mode != 0);
                 (goes_on.then_some(0), rows.len()..rows.len().saturating_add(front))
             }
         };
-        Some(Ok(ConvRun { sequence, rows, line, history, kept }))
+        Some(Ok(ConvRun { sequence, rows, line, first_row, kept }))
     }
 
     /// The rows of a sequence.

@@ -7,7 +7,7 @@ rules! {
     in Scope::ALL.since(V8_5);
     PRODUCT = "causal_conv.product", FIND_KERNEL_ERROR, V1, "CausalConv1d package, products" in Scope::ALL,
         "the package is made for the product and the release",
-        "run on Atlas A2, Atlas A3 or Ascend 950 with CANN 8.5 or newer";
+        "run on Atlas A2 or Atlas A3 with CANN 8.5 or newer, or on Ascend 950 with 9.0 or newer";
     REQUIRED = "causal_conv.required", TILING_ERROR, V1, "CausalConv1d package, inputs",
         "x, weight, convStates and y are given",
         "pass rows, weights, a pool of lines and an output";
@@ -30,7 +30,7 @@ rules! {
         "pad the channels of rows, weights and lines to a multiple of 16";
     WIDTH = "causal_conv.width", TILING_ERROR, V1, "CausalConv1d package, shapes",
         "a window has 2 to 4 rows",
-        "sum the products of a wider window on the host";
+        "zero-pad the weights of 1 row in front to 2 rows, and sum the products of a wider window on the host";
     SHAPE = "causal_conv.shape", TILING_ERROR, V1, "CausalConv1d package, shapes",
         "weight, bias, convStates and y have the channels of x, y its shape, and queryStartLoc, cacheIndices, "
         "initialStateMode and numAcceptedTokens the sequences of the call",
