@@ -14,6 +14,7 @@ use crate::rules;
 
 use super::attention::Attention;
 use super::convolution_step::ConvolutionInputs;
+use super::layer_check::StepRows;
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::{LeasedStates, STATES_AGAIN};
 use super::linear_buffers::LinearGraphTensors;
@@ -81,7 +82,7 @@ impl<T: Element> Attention<T> {
             groups.push(GroupStep::new(group, metadata, block_table));
         }
         let leased = self.states.as_deref().map(|states| LeasedStates::begin(states, stream, metadata)).transpose()?;
-        let linear = LinearStep::new(leased.as_ref(), metadata.tokens());
+        let linear = LinearStep::new(leased.as_ref(), StepRows::of_step(stream, metadata, None));
         let mut range_checker = self.range_checker.as_mut();
         if let Some(checker) = &mut range_checker {
             checker.begin(metadata);
