@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use ascend_attention::{AnyTensor, Device, Element, Rule, Stream, Violation};
+use ascend_attention::spec::Rule;
+use ascend_attention::{AnyTensor, Device, Element, Stream, Violation};
 
 use crate::backends::{LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, apart, names_of_keys};
 use crate::batch::AttentionMetadata;
@@ -169,7 +170,7 @@ pub(crate) struct StepRows<'a> {
     /// padding out there, all of it or what the graphs have added; in other steps they have it.
     pub(crate) unfilled: Option<usize>,
     /// The advice on another number of rows.
-    rows_fix: &'static str,
+    pub(crate) rows_fix: &'static str,
     /// The advice on rows of other sizes.
     pub(crate) heads_fix: &'static str,
 }
