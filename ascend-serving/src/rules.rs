@@ -76,8 +76,10 @@ ascend_attention::spec::library_rules! {
         "a step's settings are those of the cache that it reads",
         "make the settings with `BatchSettings::of(&cache, ...)`, from the cache that the step begins on";
     STEP_TOKENS = "step.tokens",
-        "query, key and value of a layer have a row for each token of the step, padding included",
-        "bring the rows of the batch that the metadata was made of, and as many more as `pad_to` added";
+        "tensors of a layer have a row for each token of the step, padding included; in a replay they may leave the \
+         padding out, all of it or what the replay has added",
+        "bring a row for each token of the batch that the metadata was made of, and for each that was added to fill it \
+         up";
     STEP_HEADS = "step.heads",
         "query, key and value of a layer have the heads and the head dimension of the attention",
         "make the `AttentionShape` with the heads of the layer's tensors";

@@ -17,6 +17,7 @@ use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, no_layer};
 use crate::rules;
 
 use super::attention::Attention;
+use super::layer_check::StepRows;
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::LeasedStates;
 use super::linear_buffers::{CapturedLinear, LinearBuffers, SizeBuffers};
@@ -378,6 +379,7 @@ impl<T: Element> AttentionGraphs<T> {
         self.graphs.follow(stream)?;
         let leased = self.linear.as_ref().map(|linear| LeasedStates::begin(&linear.pool, stream, metadata));
         let leased = leased.transpose()?;
+        let unfilled = metadata.tokens();
         metadata.pad_to_requests(requests, rows)?;
         let (metadata, places, groups) = (&*metadata, &self.places, &self.groups);
         let lengths = |layer: usize, update: Update| {
@@ -409,8 +411,7 @@ impl<T: Element> AttentionGraphs<T> {
             caches: &self.caches,
             sinks: &self.sinks,
             convolutions: self.linear.as_ref().map_or(&[], |linear| &linear.convolutions),
-            actual: metadata.actual_tokens(),
-            padded: rows,
+            rows: StepRows::of_step(stream, metadata, Some(unfilled)),
             convolved: None,
         };
         let mut range_checker = self.range_checker.as_mut();

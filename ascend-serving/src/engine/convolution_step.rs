@@ -10,6 +10,7 @@ use crate::kv::{StateLease, StatePool};
 use crate::rules;
 
 use super::convolution_calls::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
+use super::layer_check::StepRows;
 use super::layer_group::LayerPlace;
 
 /// What the convolution of a layer of linear attention computes with: what the model projects, and its weights. From
@@ -101,16 +102,13 @@ impl<T: Element> ConvolutionStep<T> {
         &mut self,
         pool: &StatePool,
         stream: &Stream,
-        ((layer, place), tokens): ((usize, LayerPlace), usize),
+        ((layer, place), step_rows): ((usize, LayerPlace), &StepRows<'_>),
         inputs: &ConvolutionInputs<'_, T>,
         wrote: impl FnOnce(),
     ) -> Result<Tensor<T>> {
         let form = ConvolutionForm::of(inputs, stream.device())?;
         let &ConvolutionInputs { x, weight, bias } = inputs;
-        if x.shape().first() != Some(&tokens) {
-            let given = format_args!("x {} in layer {layer}, of linear attention", x.desc());
-            return Err(rules::STEP_TOKENS.broken(given, format_args!("{tokens} rows")).into());
-        }
+        step_rows.check_number("x", format_args!("layer {layer}, of linear attention"), x)?;
         if let Some((_, first)) = self.calls.as_deref() {
             form.check_same(*first, layer)?;
         }
@@ -141,7 +139,7 @@ impl<T: Element> ConvolutionStep<T> {
             }
         };
         calls.launch(stream, tensors, &mut y.narrow(0, 0..self.rows)?, wrote)?;
-        y.narrow(0, self.rows..tokens)?.clear(stream)?;
+        y.narrow(0, self.rows..step_rows.padded)?.clear(stream)?;
         Ok(y)
     }
 }

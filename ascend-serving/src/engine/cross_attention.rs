@@ -353,15 +353,10 @@ impl<T: Element> CrossStep<'_, T> {
 
     fn queue_layer(&mut self, layer: usize, query: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         self.layers.check_not_repeated(layer)?;
-        query.check_device("query", self.stream.device())?;
         let shape = self.cross.shape;
-        let rows = StepRows {
-            actual: self.metadata.actual_tokens(),
-            padded: self.metadata.tokens(),
-            padding: true,
-            fixes: [rules::STEP_TOKENS.fix, "bring the layer's query, or make the `AttentionShape` with its heads"],
-        };
-        rows.check("query", query, Some(layer), shape.heads, Some(shape.head_dim))?;
+        let heads_fix = "bring the layer's query, or make the `AttentionShape` with its heads";
+        let rows = StepRows { heads_fix, ..StepRows::of_step(self.stream, self.metadata, None) };
+        rows.check("query", format_args!("layer {layer}"), query, &[shape.heads, shape.head_dim])?;
         let cache = self.cross.cache.layer(layer)?;
         let step = StepContext {
             stream: self.stream,

@@ -214,21 +214,14 @@ impl EncoderRows {
     /// Refuses query, key and value of other shapes or of another device.
     fn check<T: Element>(&self, stream: &Stream, tensors: [&Tensor<T>; 3]) -> Result<()> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
-        let rows = StepRows {
-            actual: self.tokens,
-            padded: self.tokens,
-            padding: true,
-            fixes: [
-                "bring a row for each token of the planned lengths, or plan with the lengths of these sequences",
-                "bring query, key and value in this order, or make the `AttentionShape` with their heads",
-            ],
-        };
+        let fixes = [
+            "bring a row for each token of the planned lengths, or plan with the lengths of these sequences",
+            "bring query, key and value in this order, or make the `AttentionShape` with their heads",
+        ];
+        let rows = StepRows::without_padding(stream, self.tokens, fixes);
         let named = [("query", heads), ("key", kv_heads), ("value", kv_heads)];
-        for ((name, heads), tensor) in named.into_iter().zip(tensors) {
-            tensor.check_device(name, stream.device())?;
-            rows.check(name, tensor, None, heads, Some(head_dim))?;
-        }
-        Ok(())
+        let mut named = named.into_iter().zip(tensors);
+        named.try_for_each(|((name, heads), tensor)| rows.check(name, "the batch", tensor, &[heads, head_dim]))
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use ascend_attention::{AnyTensor, Device, Element, Violation};
+use ascend_attention::spec::Rule;
+use ascend_attention::{AnyTensor, Device, Element, Stream, Violation};
 
-use crate::backends::{
-    LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, apart, names_of_keys, size,
-};
+use crate::backends::{LatentForm, LatentFormKind, LatentTensors, LayerTensors, StepContext, apart, names_of_keys};
+use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
@@ -58,26 +58,16 @@ pub(crate) fn check_layer<T: Element>(step: &StepContext<'_>, layer: &LayerTenso
     if let Some(sink) = layer.learnable_sink {
         sink.check_device("learnable_sink", device)?;
     }
-    let rows = StepRows {
-        actual: step.metadata.actual_tokens(),
-        padded: step.metadata.tokens(),
-        padding: true,
-        fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
-    };
+    let rows = StepRows::of_step(step.stream, step.metadata, None);
     if let Some(latent) = layer.latent {
-        return check_latent(
-            step,
-            layer,
-            &latent,
-            StepRows { fixes: [rules::STEP_TOKENS.fix, LATENT_HEADS_FIX], ..rows },
-        );
+        return check_latent(step, layer, &latent, StepRows { heads_fix: LATENT_HEADS_FIX, ..rows });
     }
     let (heads, kv_heads, dim) = (step.shape.heads, step.shape.kv_heads, step.shape.head_dim);
-    let wanted = [(heads, Some(dim)), (kv_heads, Some(dim)), (kv_heads, None)];
-    for ((name, tensor), (heads, dim)) in [("query", &**layer.query)].into_iter().chain(keys).zip(wanted) {
-        rows.check(name, tensor, Some(layer.layer), heads, dim)?;
-    }
-    Ok(())
+    let value_dim = layer.value.shape().get(2).copied().unwrap_or(dim);
+    let place = format_args!("layer {}", layer.layer);
+    rows.check("query", place, layer.query, &[heads, dim])?;
+    rows.check(key, place, layer.key, &[kv_heads, dim])?;
+    rows.check(value, place, layer.value, &[kv_heads, value_dim])
 }
 
 /// Refuses tensors of latent attention with other rows, heads or sizes than the step and the form of its queries have.
@@ -85,12 +75,12 @@ fn check_latent<T: Element>(
     step: &StepContext<'_>,
     layer: &LayerTensors<'_, T>,
     latent: &LatentTensors<'_, T>,
-    rows: StepRows,
+    rows: StepRows<'_>,
 ) -> Result<()> {
     let CacheShape { key_dim: latent_dim, value_dim: rope_dim, kv_heads, .. } = CacheShape::latent(1);
     let (heads, plain_dim) = (step.shape.heads, step.shape.head_dim.saturating_sub(rope_dim));
-    let check = |rows: StepRows, name, tensor: &AnyTensor, heads, dim| {
-        rows.check(name, tensor, Some(layer.layer), heads, Some(dim))
+    let check = |rows: StepRows<'_>, name, tensor: &AnyTensor, heads, dim| {
+        rows.check(name, format_args!("layer {}", layer.layer), tensor, &[heads, dim])
     };
     match latent.form {
         LatentForm::Absorbed => check(rows, "query", layer.query, heads, latent_dim)?,
@@ -131,7 +121,7 @@ fn check_latent<T: Element>(
     check(rows, "query_rope", latent.query_rope, heads, rope_dim)?;
     let [latents, key_rope] = names_of_keys(true);
     check(rows, latents, layer.key, kv_heads, latent_dim)?;
-    Ok(check(rows, key_rope, layer.value, kv_heads, rope_dim)?)
+    check(rows, key_rope, layer.value, kv_heads, rope_dim)
 }
 
 /// Refuses an output of the caller that is not a contiguous tensor of the device and of the shape that a layer writes,
@@ -160,64 +150,110 @@ pub(crate) const STEP_HEADS_FIX: &str = "bring query, key and value in this orde
      the cache if there is one, with the heads of these tensors; of heads that were filled up it has the filled size, \
      and the scale of the true one; layers over latents have their tensors from `LayerInputs::latent`";
 
-/// Numbers of rows that a step's tensors may have.
+/// The advice on rows of a step that is replayed.
+const REPLAYED_ROWS_FIX: &str = "bring a row for each token of the batch that the metadata was made of, and of the \
+     padding all rows (`tokens` of the step) or none";
+
+/// The rows that tensors of a step may have, their device, and the advice on others.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StepRows {
+pub(crate) struct StepRows<'a> {
+    pub(crate) device: &'a Device,
     /// Rows of the requests.
     pub(crate) actual: usize,
     /// Rows including the padding.
     pub(crate) padded: usize,
-    /// Whether the tensors have to include the padding.
-    pub(crate) padding: bool,
-    /// The advice on other rows, and on other heads.
-    pub(crate) fixes: [&'static str; 2],
+    /// Rows that the metadata had before graphs filled it up, in a step that is replayed. Tensors may leave the
+    /// padding out there, all of it or what the graphs have added; in other steps they have it.
+    pub(crate) unfilled: Option<usize>,
+    /// The advice on another number of rows.
+    pub(crate) rows_fix: &'static str,
+    /// The advice on rows of other sizes.
+    pub(crate) heads_fix: &'static str,
 }
 
-impl StepRows {
-    /// Refuses a tensor, of a layer if there are several, with other rows, other heads, or another head dimension where
-    /// there is only one, and one that is not contiguous.
-    pub(crate) fn check(
-        self,
-        name: &str,
-        tensor: &AnyTensor,
-        layer: Option<usize>,
-        heads: usize,
-        dim: Option<usize>,
-    ) -> Result<(), Violation> {
-        let given = |tensor: &dyn fmt::Display| match layer {
-            Some(layer) => format!("{name} {tensor} in layer {layer}"),
-            None => format!("{name} {tensor}"),
+impl<'a> StepRows<'a> {
+    /// The rows of a step of this metadata; of a replay, which has filled it up, also those that it had before.
+    pub(crate) fn of_step(stream: &'a Stream, metadata: &AttentionMetadata, unfilled: Option<usize>) -> Self {
+        let rows_fix = match unfilled {
+            Some(_) => REPLAYED_ROWS_FIX,
+            None => rules::STEP_TOKENS.fix,
         };
-        let of_shape = || given(&format_args!("{:?}", tensor.shape()));
-        let Self { actual, padded, padding, fixes } = self;
-        let is_packed = tensor.shape().len() == 3;
-        let rows = if is_packed { size(tensor, 0) } else { padded };
-        let least = if padding { padded } else { actual };
-        if !(least..=padded).contains(&rows) {
-            let dummies = padded.saturating_sub(actual);
-            let allowed = match (padding, dummies) {
-                (_, 0) => format!("[{actual}, {heads}, D], a row for each token"),
-                (true, _) => format!("[{padded}, {heads}, D]: {actual} rows of the requests and {dummies} of padding"),
-                (false, _) => {
-                    format!("[{actual}, {heads}, D]: the rows of the requests, and up to {dummies} of padding")
-                }
-            };
-            let rule = &rules::STEP_TOKENS;
-            return Err(Violation::new(rule, of_shape(), allowed, fixes[0]));
+        let (actual, padded) = (metadata.actual_tokens(), metadata.tokens());
+        Self { device: stream.device(), actual, padded, unfilled, rows_fix, heads_fix: STEP_HEADS_FIX }
+    }
+
+    /// Rows without padding, and the advice on another number of them and on rows of other sizes.
+    pub(crate) fn without_padding(stream: &'a Stream, rows: usize, [rows_fix, heads_fix]: [&'static str; 2]) -> Self {
+        Self { device: stream.device(), actual: rows, padded: rows, unfilled: None, rows_fix, heads_fix }
+    }
+
+    /// Whether tensors may have this number of rows.
+    fn admits(&self, rows: usize) -> bool {
+        rows == self.padded || self.unfilled.is_some_and(|unfilled| rows == unfilled || rows == self.actual)
+    }
+
+    /// Refuses a tensor of another number of rows.
+    pub(crate) fn check_number(
+        &self,
+        name: &str,
+        place: impl fmt::Display,
+        tensor: &AnyTensor,
+    ) -> Result<(), Violation> {
+        if tensor.shape().first().is_some_and(|rows| self.admits(*rows)) {
+            return Ok(());
         }
-        let other_dim = dim.is_some_and(|dim| size(tensor, 2) != dim);
-        if !is_packed || size(tensor, 1) != heads || other_dim {
-            let dim = dim.map_or_else(|| "of any size".to_owned(), |dim| dim.to_string());
-            return Err(Violation::new(
-                &rules::STEP_HEADS,
-                of_shape(),
-                format_args!("[{rows}, {heads}, {dim}]"),
-                fixes[1],
-            ));
-        }
-        if !tensor.is_contiguous() {
-            return Err(rules::STEP_CONTIGUOUS.broken(given(&tensor.desc()), "row-major strides"));
-        }
-        Ok(())
+        let of_row = tensor.shape().get(1..).unwrap_or_default();
+        Err(self.refusal(
+            &rules::STEP_TOKENS,
+            self.rows_fix,
+            format_args!("{name} {} in {place}", tensor.desc()),
+            of_row,
+        ))
+    }
+
+    /// Refuses a tensor of another device, of another number of rows, of rows of other sizes than `of_row`, and one
+    /// that is not contiguous.
+    pub(crate) fn check(
+        &self,
+        name: &'static str,
+        place: impl fmt::Display,
+        tensor: &AnyTensor,
+        of_row: &[usize],
+    ) -> Result<()> {
+        tensor.check_device(name, self.device)?;
+        let (rule, fix) = match tensor.shape().split_first() {
+            Some((rows, own)) if own.len() == of_row.len() && !self.admits(*rows) => {
+                (&rules::STEP_TOKENS, self.rows_fix)
+            }
+            Some((_, own)) if own == of_row && tensor.is_contiguous() => return Ok(()),
+            Some((_, own)) if own == of_row => (&rules::STEP_CONTIGUOUS, rules::STEP_CONTIGUOUS.fix),
+            _ => (&rules::STEP_HEADS, self.heads_fix),
+        };
+        Err(self.refusal(rule, fix, format_args!("{name} {} in {place}", tensor.desc()), of_row).into())
+    }
+
+    #[cold]
+    fn refusal(
+        &self,
+        rule: &'static Rule,
+        fix: &'static str,
+        given: fmt::Arguments<'_>,
+        of_row: &[usize],
+    ) -> Violation {
+        let Self { actual, padded, unfilled, .. } = *self;
+        let sizes: String = of_row.iter().map(|size| format!(", {size}")).collect();
+        let padding = match (padded.saturating_sub(actual), unfilled) {
+            (0, _) => String::new(),
+            (dummies, None) => format!(" and {dummies} of padding"),
+            (dummies, Some(unfilled)) if unfilled == actual || unfilled == padded => {
+                format!(" and {dummies} of padding, which may be left out as a whole")
+            }
+            (dummies, Some(unfilled)) => format!(
+                " and {dummies} of padding, which may be left out, all or those behind the first {unfilled} rows"
+            ),
+        };
+        let strides = if *rule == rules::STEP_CONTIGUOUS { ", with row-major strides" } else { "" };
+        let allowed = format_args!("[{padded}{sizes}]: {actual} rows of the requests{padding}{strides}");
+        Violation::new(rule, given, allowed, fix)
     }
 }

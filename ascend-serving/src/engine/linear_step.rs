@@ -8,14 +8,14 @@ use crate::kv::no_layer;
 use crate::rules;
 
 use super::convolution_step::{ConvolutionInputs, ConvolutionStep};
-use super::layer_check::check_output;
+use super::layer_check::{StepRows, check_output};
 use super::layer_group::LayerPlace;
 use super::leased_states::LeasedStates;
 use super::linear_calls::{DeltaCall, DeltaRows, DeltaRun};
 
 /// The calls that the layers of linear attention share in a step.
 #[derive(Debug)]
-pub(super) struct LinearStep<T: Element> {
+pub(super) struct LinearStep<'a, T: Element> {
     runs: Vec<DeltaRun>,
     /// The convolutions in front of the layers, if the pool has their windows.
     convolution: Option<ConvolutionStep<T>>,
@@ -23,16 +23,15 @@ pub(super) struct LinearStep<T: Element> {
     calls: Option<Vec<DeltaCall>>,
     /// Whether the first layer has decays of heads, and of columns.
     decays: Option<[bool; 2]>,
-    /// Rows of the step, padding included.
-    tokens: usize,
+    rows: StepRows<'a>,
 }
 
-impl<T: Element> LinearStep<T> {
-    /// The layers of linear attention of a step of `tokens` rows that writes these states, if the model has any.
-    pub(super) fn new(leased: Option<&LeasedStates<'_>>, tokens: usize) -> Self {
+impl<'a, T: Element> LinearStep<'a, T> {
+    /// The layers of linear attention of a step that writes these states, if the model has any.
+    pub(super) fn new(leased: Option<&LeasedStates<'_>>, rows: StepRows<'a>) -> Self {
         let runs = leased.map_or(Vec::new(), |leased| DeltaRun::of(leased.states()));
         let convolution = leased.and_then(|leased| ConvolutionStep::of(leased.pool(), leased.states()));
-        Self { runs, convolution, calls: None, decays: None, tokens }
+        Self { runs, convolution, calls: None, decays: None, rows }
     }
 
     /// Queues the convolution of a layer.
@@ -46,8 +45,8 @@ impl<T: Element> LinearStep<T> {
         let Some(convolution) = &mut self.convolution else {
             return Err(no_layer(layer.0, 0));
         };
-        let pool = leased.pool();
-        convolution.queue_layer(pool, stream, (layer, self.tokens), inputs, || leased.begin_write())
+        let (pool, place) = (leased.pool(), (layer, &self.rows));
+        convolution.queue_layer(pool, stream, place, inputs, || leased.begin_write())
     }
 
     /// Queues a layer, whose output is zero in the rows of the padding.
@@ -61,10 +60,12 @@ impl<T: Element> LinearStep<T> {
     ) -> Result<Tensor<T>> {
         let pool = leased.pool();
         let states = pool.layer(place.layer)?;
-        self.check_rows(layer, tensors)?;
+        let given = by_name(tensors).into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
+        for (name, tensor) in given.clone() {
+            self.rows.check_number(name, format_args!("layer {layer}, of linear attention"), tensor)?;
+        }
         if let Some(output) = into {
-            let read = by_name(tensors).into_iter().filter_map(|(name, tensor)| Some((name, tensor?)));
-            let others = read.chain([("the states", states.tensor())]);
+            let others = given.chain([("the states", states.tensor())]);
             check_output("output", output, (stream.device(), tensors.value.shape()), others)?;
         }
         let decays = [tensors.g.is_some(), tensors.gk.is_some()];
@@ -103,27 +104,11 @@ impl<T: Element> LinearStep<T> {
             leased.note_call(launched)?;
             end = call.rows().end;
         }
-        if end < self.tokens {
-            output.narrow(0, end..self.tokens)?.clear(stream)?;
+        if end < self.rows.padded {
+            output.narrow(0, end..self.rows.padded)?.clear(stream)?;
         }
         leased.end_write();
         Ok(output)
-    }
-
-    /// Refuses tensors that do not have a row for each token of the step.
-    fn check_rows(&self, layer: usize, tensors: &DeltaTensors<'_, T>) -> Result<()> {
-        for (name, tensor) in by_name(tensors) {
-            let Some(tensor) = tensor else { continue };
-            if tensor.shape().first() != Some(&self.tokens) {
-                return Err(rules::STEP_TOKENS
-                    .broken(
-                        format_args!("{name} {} in layer {layer}, of linear attention", tensor.desc()),
-                        format_args!("{} rows", self.tokens),
-                    )
-                    .into());
-            }
-        }
-        Ok(())
     }
 }
 

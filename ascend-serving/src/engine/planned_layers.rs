@@ -17,7 +17,7 @@ use super::linear_step::LinearStep;
 #[derive(Debug)]
 pub(super) struct PlannedLayers<'a, T: Element> {
     pub(super) groups: Vec<GroupStep<'a, T>>,
-    pub(super) linear: LinearStep<T>,
+    pub(super) linear: LinearStep<'a, T>,
 }
 
 /// What the layers of a group share in a step.

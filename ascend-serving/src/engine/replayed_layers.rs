@@ -1,9 +1,11 @@
 //! Steps that are replayed from graphs, layer by layer.
 
+use std::fmt;
+
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{AnyLayerInputs, LayerInputs, LayerTensors, size};
+use crate::backends::{AnyLayerInputs, LayerInputs, LayerTensors};
 use crate::error::{Error, Result};
 use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
 use crate::kv::{QueuedLayers, no_layer};
@@ -28,10 +30,7 @@ pub(super) struct ReplayedLayers<'a, T: Element> {
     pub(super) sinks: &'a [Option<AnyTensor>],
     /// The weights of the convolution of each layer of linear attention; empty without convolutions.
     pub(super) convolutions: &'a [TypedWeights<T>],
-    /// Rows of the step without the padding.
-    pub(super) actual: usize,
-    /// Rows of the captured size.
-    pub(super) padded: usize,
+    pub(super) rows: StepRows<'a>,
     /// The layer whose convolution was replayed last, counted among those of linear attention.
     pub(super) convolved: Option<usize>,
 }
@@ -39,6 +38,9 @@ pub(super) struct ReplayedLayers<'a, T: Element> {
 /// How to bring the sinks of a captured layer.
 const SINKS_FIX: &str = "leave the sinks out, or bring the tensor that `GraphLimits::learnable_sinks` got for the \
      layer; for other sinks copy them into that tensor, and for sinks of layers without them capture again";
+
+/// How to bring the tensors of a layer of linear attention.
+const LINEAR_HEADS_FIX: &str = "bring the heads of the `StateShape` and of `LinearCapture`";
 
 /// How to bring the weights of a captured convolution.
 const WEIGHTS_FIX: &str = "bring the tensor that `LinearCapture::convolutions` got for the layer, and copy other \
@@ -96,16 +98,8 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         self.check_inputs(layer, place, inputs)?;
         let form = tensors.latent().map(|latent| latent.form.kind());
         let query_rope = inputs.absorbed_rope(layer, form, &rules::GRAPH_INPUTS)?;
-        let rows = StepRows {
-            actual: self.actual,
-            padded: self.padded,
-            padding: false,
-            fixes: [rules::STEP_TOKENS.fix, STEP_HEADS_FIX],
-        };
         let places = tensors.places(inputs, query_rope);
-        let check =
-            |(name, from, to): (_, _, &AnyTensor)| rows.check(name, from, Some(layer), size(to, 1), Some(size(to, 2)));
-        places.clone().try_for_each(check)?;
+        places.clone().try_for_each(|place| self.check_rows(place, format_args!("layer {layer}"), STEP_HEADS_FIX))?;
         if let Some(output) = into {
             let scale = tensors.quantised_query.as_ref().map(|queries| &**queries.scale());
             let own = places.map(|(_, _, to)| to).chain([&*tensors.output]).chain(scale);
@@ -166,6 +160,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         let captured = own.inputs();
         let copies = by_name(inputs).into_iter().zip(by_name(&captured));
         let copies = copies.map(|((name, given), (_, captured))| (name, given, captured));
+        let of_layer = format_args!("layer {layer} of linear attention");
         let overwritten = own.convolution.as_ref().filter(|_| self.convolved != Some(place.layer));
         for (name, given, captured) in copies.clone() {
             if let (Some(rows), Some(given)) = (overwritten, given)
@@ -179,7 +174,9 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
                 ));
             }
             match (given, captured) {
-                (Some(given), Some(captured)) => self.check_rows((name, given, captured), layer)?,
+                (Some(given), Some(captured)) => {
+                    self.check_rows((name, given, captured), of_layer, LINEAR_HEADS_FIX)?;
+                }
                 (None, None) => {}
                 (given, _) => {
                     let [given, allowed] = match given {
@@ -227,42 +224,23 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             let [given, own] = [given, own].map(|tensor| tensor.map(|tensor| &**tensor));
             check_captured((name, of_layer), given, own, WEIGHTS_FIX)?;
         }
-        self.check_rows(("x", inputs.x, x), layer)?;
+        let fix = "bring the channels of the convolution in the `StateShape`";
+        self.check_rows(("x", inputs.x, x), format_args!("layer {layer} of linear attention"), fix)?;
         copy_rows(stream, std::iter::once(("x", &**inputs.x, &**x)))?;
         leased.note_call(self.replays.launch(self.layers.saturating_add(place.layer), queued))?;
         self.convolved = Some(place.layer);
         Ok(y.clone())
     }
 
-    /// Refuses a tensor of linear attention of other rows than those of the step, with or without the padding, and of
-    /// other sizes or with gaps.
+    /// Refuses a tensor that does not fit the graph's own, of which it may leave out rows of padding.
     fn check_rows(
         &self,
-        (name, given, captured): (&str, &AnyTensor, &AnyTensor),
-        layer: usize,
-    ) -> Result<(), Violation> {
-        let Self { actual, padded, .. } = *self;
-        let text = format_args!("{name} {} in layer {layer}, of linear attention", given.desc());
-        let (shape, wanted) = (given.shape(), captured.shape());
-        if !shape.first().is_some_and(|rows| (actual..=padded).contains(rows)) {
-            let allowed = format_args!("{actual} rows, or up to {padded} with the padding");
-            return Err(rules::STEP_TOKENS.broken(text, allowed));
-        }
-        if shape.get(1..) != wanted.get(1..) {
-            return Err(Violation::new(
-                &rules::STEP_HEADS,
-                text,
-                format_args!("rows of {:?}", wanted.get(1..).unwrap_or_default()),
-                match name {
-                    "x" => "bring the channels of the convolution in the `StateShape`",
-                    _ => "bring the heads of the `StateShape` and of `LinearCapture`",
-                },
-            ));
-        }
-        match given.is_contiguous() {
-            true => Ok(()),
-            false => Err(rules::STEP_CONTIGUOUS.broken(text, "row-major strides")),
-        }
+        (name, given, captured): (&'static str, &AnyTensor, &AnyTensor),
+        place: fmt::Arguments<'_>,
+        heads_fix: &'static str,
+    ) -> Result<()> {
+        let of_row = captured.shape().get(1..).unwrap_or_default();
+        StepRows { heads_fix, ..self.rows }.check(name, place, given, of_row)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::rules;
 
 use super::attention::Attention;
 use super::convolution_step::ConvolutionInputs;
+use super::layer_check::StepRows;
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::{LeasedStates, STATES_AGAIN};
 use super::linear_buffers::LinearGraphTensors;
@@ -92,7 +93,7 @@ impl<T: Element> Attention<T> {
             groups.push(GroupStep::new(group, metadata, block_table));
         }
         let leased = self.states.as_deref().map(|states| LeasedStates::begin(states, stream, metadata)).transpose()?;
-        let linear = LinearStep::new(leased.as_ref(), metadata.tokens());
+        let linear = LinearStep::new(leased.as_ref(), StepRows::of_step(stream, metadata, None));
         let mut range_checker = self.range_checker.as_mut();
         if let Some(checker) = &mut range_checker {
             checker.begin(metadata);
@@ -128,10 +129,10 @@ impl<T: Element> LayerGroup<T> {
 /// error, and the next step of its sequences is refused.
 /// A step that is neither ended nor dropped, as after `std::mem::forget`, leaves its sequences in progress for ever.
 ///
-/// A step from graphs takes the same calls as one without, in the same order. A step that is replayed copies the inputs
-/// of a layer into the tensors of its graph, unless they are the first rows of these, and takes a row for each token of
-/// the step, with the padding or without it. Its layers may also be filled [in place](Self::tensors) and
-/// [launched](Self::launch).
+/// A step from graphs takes the same calls as one without, in the same order. A step that is replayed copies the inputs of a layer into the
+/// tensors of its graph, unless they are the first rows of these, and takes a row for each token of the step, with all
+/// of the padding, without any of it, or without what the graphs have added to the metadata's own. Its layers may also
+/// be filled [in place](Self::tensors) and [launched](Self::launch).
 pub struct Step<'a, T: Element> {
     pub(super) stream: &'a Stream,
     /// The place of each layer of the model.

@@ -7,7 +7,7 @@ use ascend_attention::{Element, Stream, Violation};
 
 use crate::backends::{AttentionShape, LatentFormKind, LayerInputs, names_of_keys};
 use crate::batch::BatchRequest;
-use crate::engine::{STEP_HEADS_FIX, StepRows};
+use crate::engine::StepRows;
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, CopiesIn, Interleave, PagedKvCache, Sequence, StepLease, StepProgress, no_layer, uncopied,
@@ -352,9 +352,8 @@ impl<T: Element> ContextAttention<T> {
     /// Refuses a layer out of order, or inputs of other shapes and kinds; returns the queries.
     pub(super) fn check_layer<'i>(
         &self,
-        stream: &Stream,
         (layer, order): (usize, &StepOrder),
-        (heads, rows): (usize, StepRows),
+        (heads, rows): (usize, StepRows<'_>),
         inputs: &LayerInputs<'i, T>,
     ) -> Result<Queries<'i, T>> {
         self.joined()?;
@@ -379,8 +378,7 @@ impl<T: Element> ContextAttention<T> {
             rope.map(|rope| ("query_rope", rope, heads, cache.value_dim)),
         ];
         for (name, tensor, heads, dim) in tensors.into_iter().flatten() {
-            tensor.check_device(name, stream.device())?;
-            rows.check(name, tensor, Some(layer), heads, Some(dim))?;
+            rows.check(name, format_args!("layer {layer}"), tensor, &[heads, dim])?;
         }
         Ok(Queries { query: inputs.query, rope })
     }
@@ -464,15 +462,6 @@ impl<T: Element> Drop for ContextAttention<T> {
         self.leave();
     }
 }
-
-/// The rows that a rank passes to a layer, and the advice on others.
-pub(super) fn rows_of_layer(rows: usize, fixes: [&'static str; 2]) -> StepRows {
-    StepRows { actual: rows, padded: rows, padding: true, fixes }
-}
-
-/// The advice on rows and heads of a layer whose heads are divided.
-pub(super) const HEADS_FIXES: [&str; 2] =
-    ["bring a row for each new token of the step's requests, in their order", STEP_HEADS_FIX];
 
 /// A step that was checked and begun.
 pub(super) struct PreparedStep<'a> {

@@ -9,12 +9,12 @@ use ascend_attention::{AnyTensor, Element, Event, Stream, Tensor};
 
 use crate::backends::{AttentionShape, LayerInputs, size};
 use crate::batch::BatchRequest;
-use crate::engine::check_output;
+use crate::engine::{STEP_HEADS_FIX, StepRows, check_output};
 use crate::error::{Error, Result};
 use crate::graphs::{GraphTensors, Replays};
 use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_blocks_of};
 
-use super::context_attention::{ContextAttention, HEADS_FIXES, PreparedStep, joined, own_step, rows_of_layer};
+use super::context_attention::{ContextAttention, PreparedStep, joined, own_step};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
 use super::context_parallel::ContextSplit;
 use super::paged_rows::Queries;
@@ -209,6 +209,10 @@ impl<'a, T: Element> StepCalls<'a, T> {
 /// The queries, keys and values that a rank passes to a layer.
 type RankInputs<'a, T> = (Queries<'a, T>, &'a Tensor<T>, &'a Tensor<T>);
 
+/// The advice on rows and heads of a layer whose heads are divided.
+const HEADS_FIXES: [&str; 2] =
+    ["bring a row for each new token of the step's requests, in their order", STEP_HEADS_FIX];
+
 /// The advice on rows and heads of a layer whose rows are divided.
 const ROWS_FIXES: [&str; 2] = [
     "bring query, key and value of this rank's own rows alone, those that `ContextStep::rows` names, behind each other",
@@ -380,8 +384,8 @@ impl<T: Element> ContextStep<'_, T> {
             StepCalls::Rows(..) => (self.attention.shape.of_ranks(self.split.ranks().len()), ROWS_FIXES),
             StepCalls::Heads(..) | StepCalls::Replayed(_) => (self.attention.shape, HEADS_FIXES),
         };
-        let rows = rows_of_layer(self.rows.iter().map(Range::len).sum(), fixes);
-        self.attention.check_layer(self.stream, (layer, &self.order), (shape.heads, rows), inputs)
+        let rows = StepRows::without_padding(self.stream, self.rows.iter().map(Range::len).sum(), fixes);
+        self.attention.check_layer((layer, &self.order), (shape.heads, rows), inputs)
     }
 
     /// Queues a layer that was checked.

@@ -6,13 +6,12 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
-use crate::engine::check_output;
+use crate::engine::{StepRows, check_output};
 use crate::error::{Error, Result};
 use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease};
 
 use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
 use super::native_sparse::{CacheViews, NativeSparse};
-use super::sparse_inputs::{SparseRows, TensorOwner};
 use super::two_caches;
 
 /// Elements of a value, and of a head's attention.
@@ -152,11 +151,13 @@ impl<T: Element> NativeStep<'_, T> {
     /// Refuses tensors of a layer that do not have the step's rows, or the heads of the attention.
     fn check(&self, layer: usize, tensors: NativeTensors<'_, T>) -> Result<()> {
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
-        let rows = SparseRows::of_step(self.stream, self.metadata);
-        let (shape, owner) = (self.native.shape, TensorOwner::NativeLayer(layer));
-        rows.check("query", owner, query, &[shape.heads, 192])?;
-        rows.check("key", owner, key, &[shape.kv_heads, 192])?;
-        rows.check("value", owner, value, &[shape.kv_heads, VALUE])?;
+        let heads_fix = "bring queries and keys of 192 and values of 128 with the heads of the `AttentionShape`, each \
+                         in its place of `NativeTensors`";
+        let rows = StepRows { heads_fix, ..StepRows::of_step(self.stream, self.metadata, None) };
+        let (shape, layer) = (self.native.shape, format_args!("layer {layer}"));
+        rows.check("query", layer, query, &[shape.heads, 192])?;
+        rows.check("key", layer, key, &[shape.kv_heads, 192])?;
+        rows.check("value", layer, value, &[shape.kv_heads, VALUE])?;
         let weights = [("key_weight", key_weight), ("value_weight", value_weight)];
         weights.into_iter().try_for_each(|(name, weight)| self.check_weight(name, weight))
     }

@@ -3,10 +3,11 @@
 use std::fmt;
 
 use ascend_attention::spec::ops::kv_quant_sparse_flash_attention::QuantisedRow;
-use ascend_attention::{AnyTensor, DType, Device, Element, Stream, Tensor, Violation};
+use ascend_attention::{DType, Element, Tensor, Violation};
 
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
+use crate::engine::StepRows;
 use crate::error::{Error, Result};
 use crate::rules;
 
@@ -27,11 +28,21 @@ pub struct IndexerTensors<'a, T: Element, W: Element = T> {
 
 impl<T: Element, W: Element> IndexerTensors<'_, T, W> {
     /// Refuses tensors of an indexer that do not have the step's rows, or these heads.
-    pub(super) fn check(&self, rows: &SparseRows<'_>, indexer: usize, heads: usize) -> Result<()> {
-        let owner = TensorOwner::Indexer(indexer);
-        rows.check("index query", owner, self.query, &[heads, 128])?;
-        rows.check("index weights", owner, self.weights, &[heads])?;
-        rows.check("index key", owner, self.key, &[1, 128])
+    pub(super) fn check(&self, rows: StepRows<'_>, indexer: usize, heads: usize) -> Result<()> {
+        let heads_fix = match rows.unfilled {
+            Some(_) => {
+                "bring queries of the heads of 128 that the graphs were captured with, filled up by weights of 0, a \
+                 weight for each, and one key of 128, or capture with these heads"
+            }
+            None => {
+                "bring queries of heads of 128, a weight for each head of them, and one key of 128, each in its place \
+                 of `IndexerTensors`"
+            }
+        };
+        let (rows, indexer) = (StepRows { heads_fix, ..rows }, format_args!("indexer {indexer}"));
+        rows.check("index query", indexer, self.query, &[heads, 128])?;
+        rows.check("index weights", indexer, self.weights, &[heads])?;
+        rows.check("index key", indexer, self.key, &[1, 128])
     }
 }
 
@@ -79,16 +90,26 @@ pub struct SparseTensors<'a, T: Element> {
 
 impl<T: Element> SparseTensors<'_, T> {
     /// Refuses tensors of a layer that do not have the step's rows, or these heads.
-    pub(super) fn check(&self, rows: &SparseRows<'_>, layer: usize, queries: LayerQueries) -> Result<()> {
+    pub(super) fn check(&self, rows: StepRows<'_>, layer: usize, queries: LayerQueries) -> Result<()> {
         let LayerQueries { heads, joined } = queries;
-        let (owner, [dim, rope_dim]) = match joined {
-            true => (TensorOwner::QuantisedLayer(layer), [QuantisedRow::DIM, 0]),
-            false => (TensorOwner::Layer(layer), [512, 64]),
+        let ([dim, rope_dim], heads_fix) = match joined {
+            true => (
+                [QuantisedRow::DIM, 0],
+                "over quantised latents, bring absorbed queries of 512 joined with their rotary parts of 64 as \
+                 `query`, `[tokens, N, 576]` with the heads of the `AttentionShape`, an empty `query_rope`, \
+                 `[tokens, N, 0]`, latents of 512 and rotary keys of 64",
+            ),
+            false => (
+                [512, 64],
+                "bring absorbed queries of 512 and their rotary parts of 64 with the heads of the `AttentionShape`, \
+                 latents of 512 and rotary keys of 64, each in its place of `SparseTensors`",
+            ),
         };
-        rows.check("query", owner, self.query, &[heads, dim])?;
-        rows.check("query_rope", owner, self.query_rope, &[heads, rope_dim])?;
-        rows.check("latent", owner, self.latent, &[1, 512])?;
-        rows.check("key_rope", owner, self.key_rope, &[1, 64])
+        let (rows, layer) = (StepRows { heads_fix, ..rows }, format_args!("layer {layer}"));
+        rows.check("query", layer, self.query, &[heads, dim])?;
+        rows.check("query_rope", layer, self.query_rope, &[heads, rope_dim])?;
+        rows.check("latent", layer, self.latent, &[1, 512])?;
+        rows.check("key_rope", layer, self.key_rope, &[1, 64])
     }
 }
 
@@ -98,127 +119,6 @@ pub(super) struct LayerQueries {
     pub(super) heads: usize,
     /// Whether each is followed by its rotary part.
     pub(super) joined: bool,
-}
-
-/// The indexer or layer whose tensor is checked.
-#[derive(Clone, Copy)]
-pub(super) enum TensorOwner {
-    Indexer(usize),
-    Layer(usize),
-    QuantisedLayer(usize),
-    NativeLayer(usize),
-}
-
-impl TensorOwner {
-    /// The advice on heads of a layer or an indexer, on those of an indexer as `captured` graphs have them.
-    fn fix(self, captured: bool) -> &'static str {
-        match self {
-            Self::Indexer(_) if captured => {
-                "bring queries of the heads of 128 that the graphs were captured with, filled up by weights of 0, a \
-                 weight for each, and one key of 128, or capture with these heads"
-            }
-            Self::Indexer(_) => {
-                "bring queries of heads of 128, a weight for each head of them, and one key of 128, each in its place \
-                 of `IndexerTensors`"
-            }
-            Self::Layer(_) => {
-                "bring absorbed queries of 512 and their rotary parts of 64 with the heads of the `AttentionShape`, \
-                 latents of 512 and rotary keys of 64, each in its place of `SparseTensors`"
-            }
-            Self::QuantisedLayer(_) => {
-                "over quantised latents, bring absorbed queries of 512 joined with their rotary parts of 64 as \
-                 `query`, `[tokens, N, 576]` with the heads of the `AttentionShape`, an empty `query_rope`, \
-                 `[tokens, N, 0]`, latents of 512 and rotary keys of 64"
-            }
-            Self::NativeLayer(_) => {
-                "bring queries and keys of 192 and values of 128 with the heads of the `AttentionShape`, each in its \
-                 place of `NativeTensors`"
-            }
-        }
-    }
-}
-
-impl fmt::Display for TensorOwner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Indexer(indexer) => write!(f, "indexer {indexer}"),
-            Self::Layer(layer) | Self::QuantisedLayer(layer) | Self::NativeLayer(layer) => write!(f, "layer {layer}"),
-        }
-    }
-}
-
-/// The rows that tensors of a step of sparse attention may have, and their device.
-#[derive(Clone, Copy)]
-pub(super) struct SparseRows<'a> {
-    pub(super) device: &'a Device,
-    /// Rows of the requests.
-    pub(super) actual: usize,
-    /// Rows including the padding.
-    pub(super) padded: usize,
-    /// Rows that the metadata had before graphs filled it up, in a step that is replayed. Tensors may leave the
-    /// padding out there, all of it or what the graphs have added; in other steps they have it.
-    pub(super) unfilled: Option<usize>,
-}
-
-impl<'a> SparseRows<'a> {
-    /// The rows of a step without graphs.
-    pub(super) fn of_step(stream: &'a Stream, metadata: &AttentionMetadata) -> Self {
-        let (actual, padded) = (metadata.actual_tokens(), metadata.tokens());
-        Self { device: stream.device(), actual, padded, unfilled: None }
-    }
-
-    /// Whether tensors may have this number of rows.
-    fn admits(&self, rows: usize) -> bool {
-        rows == self.padded || self.unfilled.is_some_and(|unfilled| rows == unfilled || rows == self.actual)
-    }
-
-    /// Refuses a tensor of other rows than the step has tokens, of other sizes, that is not contiguous, or of another
-    /// device.
-    pub(super) fn check(
-        &self,
-        name: &'static str,
-        owner: TensorOwner,
-        tensor: &AnyTensor,
-        of_token: &[usize],
-    ) -> Result<()> {
-        tensor.check_device(name, self.device)?;
-        let Self { actual, padded, unfilled, .. } = *self;
-        let (rule, fix) = match tensor.shape().split_first() {
-            Some((rows, own)) if own == of_token && self.admits(*rows) => {
-                if tensor.is_contiguous() {
-                    return Ok(());
-                }
-                let copy = "project it into a tensor of its own, or copy it by `Tensor::contiguous`, which waits for \
-                            the stream";
-                (&rules::STEP_CONTIGUOUS, copy)
-            }
-            Some((_, own)) if own == of_token && unfilled.is_some() => (
-                &rules::STEP_TOKENS,
-                "bring a row for each token of the batch that the metadata was made of, and of the padding all rows \
-                 (`tokens` of the step) or none",
-            ),
-            Some((_, own)) if own == of_token => (
-                &rules::STEP_TOKENS,
-                "bring a row for each token of the batch that the metadata was made of, and for each that was added \
-                 to fill it up",
-            ),
-            _ => (&rules::STEP_HEADS, owner.fix(unfilled.is_some())),
-        };
-        let given = format_args!("{name} {} in {owner}", tensor.desc());
-        let dummies = padded.saturating_sub(actual);
-        let allowed = format_args!(
-            "[{padded}, {}]: {actual} rows of the requests and {dummies} of padding{}, with row-major strides",
-            of_token.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
-            match unfilled {
-                Some(unfilled) if dummies > 0 && (actual + 1..padded).contains(&unfilled) => {
-                    format!(", which may be left out, all or those behind the first {unfilled} rows")
-                }
-                Some(_) if dummies > 0 => ", which may be left out as a whole".to_owned(),
-                _ => String::new(),
-            },
-        );
-        Err(Violation::new(rule, given, allowed, fix).into())
-    }
 }
 
 /// Refuses a step whose tokens see other keys than those up to their own.

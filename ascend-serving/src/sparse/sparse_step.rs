@@ -7,7 +7,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::size;
 use crate::batch::AttentionMetadata;
-use crate::engine::check_output;
+use crate::engine::{StepRows, check_output};
 use crate::error::{Error, Result};
 use crate::graphs::{Replays, copy_rows};
 use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, QueuedLayers, StepLease, StepProgress};
@@ -16,7 +16,7 @@ use crate::rules;
 use super::key_choice::KeyChoice;
 use super::sparse_buffers::SparseBuffers;
 use super::sparse_calls::{AttendCall, IndexCall};
-use super::sparse_inputs::{IndexerKind, IndexerTensors, SparseRows, SparseTensors, lengths_and_blocks};
+use super::sparse_inputs::{IndexerKind, IndexerTensors, SparseTensors, lengths_and_blocks};
 use super::sparse_latent::SparseLatent;
 use super::step_indexers::StepIndexers;
 use super::two_caches;
@@ -164,12 +164,12 @@ impl<'a, T: Element> SparseStep<'a, T> {
         self.indexers.check_missing(indexer)?;
         let rows = self.rows();
         if let Some(graphs) = &mut self.graphs {
-            let step = (self.stream, &rows, &mut self.indexers, &mut self.layers);
+            let step = (self.stream, rows, &mut self.indexers, &mut self.layers);
             return graphs.choose(step, self.sparse.latents.shape().layers, indexer, inputs);
         }
         let IndexerTensors { query, key, .. } = inputs;
         let kind = IndexerKind { heads: size(query, 1), weights: W::DTYPE };
-        inputs.check(&rows, indexer, kind.heads)?;
+        inputs.check(rows, indexer, kind.heads)?;
         let SparseLatent { latents, index_keys, sparse_count, .. } = &mut *self.sparse;
         let no_values = Tensor::empty(self.stream.device(), [self.metadata.tokens(), 1, 0])?;
         let (_, planned) = match &self.chooses {
@@ -266,7 +266,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
             return Err(overwritten(layer, choice, latest).into());
         }
         let rows = self.rows();
-        inputs.check(&rows, layer, self.sparse.layer_queries())?;
+        inputs.check(rows, layer, self.sparse.layer_queries())?;
         let shape = [rows.padded, self.sparse.shape.heads, LATENT];
         let mut target = match into {
             Some(output) => output.clone(),
@@ -326,9 +326,9 @@ impl<'a, T: Element> SparseStep<'a, T> {
         Ok(target)
     }
 
-    fn rows(&self) -> SparseRows<'a> {
+    fn rows(&self) -> StepRows<'a> {
         let unfilled = self.graphs.as_ref().map(|graphs| graphs.unfilled);
-        SparseRows { unfilled, ..SparseRows::of_step(self.stream, self.metadata) }
+        StepRows::of_step(self.stream, self.metadata, unfilled)
     }
 
     /// Ends the step, and checks that all its layers were queued. Dropping it ends it without this check, which the
@@ -355,7 +355,7 @@ impl<T: Element> ReplayedSparse<'_, T> {
     /// it.
     fn choose<W: Element>(
         &mut self,
-        (stream, rows, indexers, layers): (&Stream, &SparseRows<'_>, &mut StepIndexers, &mut QueuedLayers),
+        (stream, rows, indexers, layers): (&Stream, StepRows<'_>, &mut StepIndexers, &mut QueuedLayers),
         graphs_of_layers: usize,
         indexer: usize,
         inputs: IndexerTensors<'_, T, W>,

@@ -151,6 +151,12 @@ fn padding_of_a_replay_has_slots_of_its_own() {
         let (query, key) = (ones(&stream, 3, 2), ones(&stream, 3, 1));
         let mut step = graphs.begin(&mut attention, &stream, &requests).unwrap();
         for layer in 0..LAYERS {
+            // The rows are those of the requests, without any of the padding.
+            for rows in [2, 4, 7, 8] {
+                let refused = step.forward(layer, (&ones(&stream, rows, 2), &key, &key)).unwrap_err();
+                assert!(refused.breaks(&rules::STEP_TOKENS), "{refused}");
+                assert!(refused.to_string().contains("[3, 2, 64]: 3 rows of the requests; fix: bring"), "{refused}");
+            }
             let output = step.forward(layer, (&query, &key, &key)).unwrap();
             assert_eq!(output.download(&stream).unwrap(), vec![bf16::ONE; 3 * 2 * DIM]);
         }

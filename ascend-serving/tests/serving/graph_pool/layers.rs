@@ -180,6 +180,41 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     step.forward(0, (&query, &key, &value)).unwrap();
 }
 
+/// A part of the padding is neither with it nor without it; what the engine has padded itself is the engine's batch.
+#[test]
+fn a_part_of_the_padding_is_refused_in_a_replay() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &GraphLimits::new([6], 300)).unwrap();
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = model.metadata(&[BatchRequest::of(&sequence, 1)], POLICY).unwrap();
+    metadata.pad_to(3).unwrap();
+    // Begun again, the step no longer has the rows of the engine's own padding.
+    for (given, said) in [(vec![1, 3, 6], "all or those behind the first 3 rows"), (vec![1, 6], "as a whole")] {
+        let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+        assert_eq!(step.tokens(), 6);
+        for (layer, rows) in given.iter().enumerate() {
+            let good = tensors(&stream, &vec![1; *rows], layer);
+            for part in (0..8).filter(|part| !given.contains(part)) {
+                let wrong = tensors(&stream, &vec![1; part], layer);
+                for place in 0..3 {
+                    let mut inputs = good.each_ref();
+                    inputs[place] = &wrong[place];
+                    let refused = step.forward(layer, (inputs[0], inputs[1], inputs[2])).unwrap_err();
+                    assert!(refused.breaks(&rules::STEP_TOKENS), "{refused}");
+                    let text = refused.to_string();
+                    assert!(text.contains("1 rows of the requests and 5 of padding, which may be left out"), "{text}");
+                    assert!(text.contains(said) && text.contains("all rows (`tokens` of the step) or none"), "{text}");
+                }
+            }
+            let [query, key, value] = &good;
+            let output = step.forward(layer, (query, key, value)).unwrap();
+            check(&output.download(&stream).unwrap()[..HEADS * DIM], &[1], layer, None, &format!("{rows} rows"));
+        }
+    }
+}
+
 /// The padding of a replay that was dropped counts for nothing: the step is begun again, with a graph or without one.
 #[test]
 fn a_step_whose_replay_was_dropped_is_computed_either_way() {

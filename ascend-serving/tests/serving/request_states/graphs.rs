@@ -275,6 +275,38 @@ fn replays_leave_the_states_of_others_alone() {
     assert_eq!(attention.states().unwrap().free_slots(), SLOTS);
 }
 
+/// Layers of linear attention and their convolutions take all of the padding, what the engine has padded, or none.
+#[test]
+fn a_part_of_the_padding_is_refused_in_a_replay() {
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let stream = stream_of(Cann::V9_1);
+    let (mut attention, mut graphs, mut sequence) = after_a_prompt(&stream, &[1, 2, 3]);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = metadata(&attention, &sequence, 1);
+    metadata.pad_to(3).unwrap();
+    let weights = graphs.weights.clone();
+    let mut step = graphs.graphs.begin(&stream, &mut metadata).unwrap();
+    assert_eq!(step.tokens(), SLOTS);
+    for (layer, given) in LINEAR.into_iter().zip([1, 3]) {
+        let of = |count: usize| Rows::new(&stream, &[4], count - 1, layer);
+        let value_of = |count: usize| {
+            let shape = [count, SHAPE.value_heads, SHAPE.value_dim];
+            upload(&stream, std::iter::repeat_n(0.0, shape.iter().product()), &shape)
+        };
+        let parts = [2, 4, SLOTS - 1, SLOTS + 1];
+        for part in parts {
+            is(step.convolve(layer, (&of(part).mixed, &weights[layer])).map(drop), &rules::STEP_TOKENS);
+        }
+        step.convolve(layer, (&of(given).mixed, &weights[layer])).unwrap();
+        let (rows, value) = (of(given), value_of(given));
+        for part in parts {
+            is(step.forward(layer, of(part).tensors(&value)).map(drop), &rules::STEP_TOKENS);
+            is(step.forward(layer, rows.tensors(&value_of(part))).map(drop), &rules::STEP_TOKENS);
+        }
+        step.forward(layer, of(SLOTS).tensors(&value)).unwrap();
+    }
+}
+
 /// Tensors that a graph does not have are refused before anything is written, and the right ones follow.
 #[test]
 fn captured_layers_of_linear_attention_bring_what_was_captured() {
