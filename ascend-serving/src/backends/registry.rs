@@ -500,17 +500,10 @@ impl<T: Element> Backends<T> {
         check_deterministic(self.deterministic, step.stream.device())?;
         let state = step.metadata.state();
         if let Some(name) = self.preferred(first.layer, state) {
-            // Another list that was appended binds such steps to other backends.
+            // Of two lists that were appended to each other one may prefer what the other does not try.
             self.name_for(state, name).map_err(|why| {
-                Violation::new(
-                    why.rule,
-                    why.given,
-                    why.allowed,
-                    format_args!(
-                        "add the backend to the list of `Backends::for_steps` for {state:?}, or append no list whose \
-                     layers prefer another backend in such steps"
-                    ),
-                )
+                let fix = "add it to the list of `Backends::for_steps` for such steps, or leave the preference out";
+                Violation::new(why.rule, why.given, why.allowed, fix)
             })?;
         }
         tentatively(|| {

@@ -182,8 +182,8 @@ impl ProgressTable {
         version.is_some_and(|version| version.began == stamp.began)
     }
 
-    /// Refuses tokens of a sequence that has changed, tokens after ones that were not computed, and unless they are to
-    /// be recomputed, tokens that were computed already, and those of a sequence with a step in progress.
+    /// Refuses tokens of a sequence that has changed, or was not cut behind tokens that have moved, tokens after ones
+    /// that were not computed, and unless they are to be recomputed, tokens that were computed already, and those of a sequence with a step in progress.
     fn check(&mut self, cache: Option<usize>, whose: &dyn fmt::Display, tokens: &StepTokens) -> Result<(), Violation> {
         let StepTokens { stamp, cached, len, recompute } = *tokens;
         let is_alive = self.is_alive(&stamp);
@@ -194,6 +194,10 @@ impl ProgressTable {
         // counts.
         let open = self.progress(cache, stamp.place).filter(|own| own.open > 0);
         let writes_from = open.map(|own| own.writes_from).min();
+        let uncut = self.progress(cache, stamp.place).find(|own| !own.moved.is_empty());
+        if let Some(Progress { moved, .. }) = uncut.filter(|_| cached < len) {
+            return Err(uncut_moves(whose, moved));
+        }
         let least = self.progress(cache, stamp.place).min_by_key(|progress| progress.computed);
         match least {
             Some(progress) if progress.computed < cached => Err(missing_tokens(whose, progress, cached, len)),
@@ -303,6 +307,18 @@ fn open_tokens(whose: &dyn fmt::Display, cached: usize, len: usize) -> Violation
     rules::SEQUENCE_IN_PROGRESS.broken(
         format_args!("{tokens} of {whose}, of whose sequence a step is in progress"),
         "one step of a sequence at a time",
+    )
+}
+
+#[cold]
+fn uncut_moves(whose: &dyn fmt::Display, moved: &Range<usize>) -> Violation {
+    let (first, last) = (moved.start, moved.end.saturating_sub(1));
+    Violation::new(
+        &rules::SEQUENCE_MOVED,
+        format_args!("new tokens of {whose}, in which tokens have moved to positions from {first} to {last}"),
+        "new tokens behind the cut that ends a move",
+        "cut the sequence behind the last token that is to stay (`truncate`, with its length where all stay), and make \
+         the metadata again",
     )
 }
 

@@ -30,7 +30,7 @@ impl SequenceEntry {
             Progress {
                 computed: own.settled().min(tokens),
                 missing: own.missing.clone().filter(|_| own.computed < tokens),
-                moved: own.moved.clone(),
+                moved: own.moved.start.min(tokens)..own.moved.end.min(tokens),
                 ..Progress::default()
             }
         })
