@@ -341,7 +341,7 @@ impl<T: Element> AttentionGraphs<T> {
     /// stream of another device, and if the step before was on another stream and its end is not known; with layers of
     /// linear attention as for [`Attention::begin`]. The metadata is unchanged then. A step that is begun has padded it
     /// to the captured size, also where the step is given up: a step without graphs then takes the padding's rows too
-    /// ([`AttentionMetadata::tokens`]).
+    /// ([`AttentionMetadata::tokens`]), and one that is begun again all of them or none.
     ///
     /// Errors of the device while lengths are planned and buffers filled, such as
     /// [`Acl`](ascend_attention::Error::Acl) and [`OutOfMemory`](ascend_attention::Error::OutOfMemory), leave the
