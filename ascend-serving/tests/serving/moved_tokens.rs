@@ -9,7 +9,7 @@ use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, DraftTree,
-    Error, rules,
+    Error, StatePolicy, rules,
 };
 use proptest::prelude::*;
 
@@ -230,5 +230,35 @@ fn tokens_that_moved_in_some_layers_alone_do_not_count() {
             }
         }
         assert!(failed >= 2 * LAYERS, "{failed}");
+    }
+}
+
+/// Where the cut behind the accepted drafts is forgotten, new tokens would see rejected ones.
+#[test]
+fn a_step_behind_tokens_that_moved_waits_for_the_cut() {
+    let stream = harness::stream();
+    let names: Vec<u64> = (0..10).collect();
+    for cache in CACHES {
+        let mut attention = attention(&stream, cache, 1);
+        let mut sequence = Sequence::new(attention.cache().pool());
+        step(&stream, &mut attention, &mut sequence, &names);
+        attention.cache_mut().move_tokens(&stream, &sequence, [(6, 5), (8, 6)]).unwrap();
+        let (mut fork, prefix) = (sequence.fork(), sequence.share_prefix(4).unwrap());
+        for (moved, is_refused) in [(&mut sequence, true), (&mut fork, true), (&mut { prefix }, false)] {
+            attention.grow(&stream, moved, 1).unwrap();
+            let metadata = attention.metadata(&[BatchRequest::of(moved, 1)], StatePolicy::default()).unwrap();
+            let begun = attention.begin(&stream, &metadata).map(drop);
+            match begun {
+                Err(why) => assert!(is_refused && why.breaks(&rules::SEQUENCE_MOVED), "{why}"),
+                Ok(()) => assert!(!is_refused),
+            }
+        }
+        sequence.truncate(7).unwrap();
+        let names = [0, 1, 2, 3, 4, 6, 8, 20, 21];
+        let got = step(&stream, &mut attention, &mut sequence, &names[7..]);
+        let want = dense(&names, LAYERS - 1, attention.shape(), |_| true);
+        for (got, want) in got.iter().zip(&want) {
+            assert!(abs_diff_eq!(got.to_f64(), want, epsilon = 3e-2), "{got}, expected {want}");
+        }
     }
 }

@@ -135,6 +135,7 @@ fn schedule(stream: &Stream, shape: CacheShape, backends: Backends<bf16>) -> Vec
     for (from, to) in moves {
         second.names[to] = second.names[from];
     }
+    second.sequence.truncate(second.names.len()).unwrap();
     engine.replay(&mut [(&mut first, 1), (&mut fork, 1), (&mut second, 1)], 3);
     // Cached tokens laid one behind the other.
     let width = KV_HEADS * DIM;
