@@ -226,9 +226,9 @@ impl<'a, T: Element> Step<'a, T> {
     /// layer of a kind on, if the backend does not.
     ///
     /// # Errors
-    /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads, or with
-    /// a tensor of its graph.
+    /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape or with
+    /// gaps, [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads,
+    /// or with a tensor of its graph. Nothing is written then.
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,
