@@ -212,7 +212,7 @@ fn main() -> Result<()> {
         };
         let mut step = attention.begin(&stream, &metadata)?;
         let output = step.forward(0, inputs)?.clone();
-        drop(step);
+        step.end()?;
         println!("{:?}, tokens {of_step:?}: {}", metadata.state(), output.desc());
 
         let output = exact(&output.download(&stream)?);

@@ -105,7 +105,7 @@ ascend_attention::spec::library_rules! {
         "move them by `SparseLatent::move_tokens`, which moves them in both caches";
     QUANTISED_SCALE = "quantised.scale",
         "the scales of a quantised cache are numbers of the query's type above 0, one for each layer, head and "
-        "element",
+        "element, and queries are quantised for the scale of their layer",
         "bring a finite scale above 0 for each layer, head and element; 1 for channels that are always 0";
     QUANTISED_FINITE = "quantised.finite",
         "numbers that scales are made of are finite",

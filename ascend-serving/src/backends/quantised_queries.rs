@@ -1,9 +1,10 @@
 //! Absorbed queries of one byte an element.
 
-use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor};
+use ascend_attention::{AnyTensor, Device, Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
-use crate::kv::{LatentScale, QuantisedType, quantise_latent_queries};
+use crate::kv::{LatentScale, QuantisedLayer, QuantisedType, quantise_latent_queries};
+use crate::rules;
 
 /// Absorbed queries of multi-head latent attention in one byte an element, with a scale for each row and head, for
 /// layers over [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as):
@@ -40,6 +41,8 @@ use crate::kv::{LatentScale, QuantisedType, quantise_latent_queries};
 pub struct QuantisedQueries {
     query: AnyTensor,
     scale: Tensor<f32>,
+    /// The scale of the latents by which their rotary parts are divided, where the host has divided them.
+    divided_by: Option<LatentScale>,
 }
 
 impl QuantisedQueries {
@@ -64,7 +67,7 @@ impl QuantisedQueries {
             )
             .fix("quantise each head of each row by a scale of its own"));
         }
-        Ok(Self { query: query.into(), scale: scale.clone() })
+        Ok(Self { query: query.into(), scale: scale.clone(), divided_by: None })
     }
 
     /// Waits for the stream and quantises absorbed queries `[tokens, N, 512]` on the host, for models without such
@@ -84,7 +87,7 @@ impl QuantisedQueries {
         latents: LatentScale,
     ) -> Result<(Self, Tensor<T>)> {
         let (query, scale, query_rope) = quantise_latent_queries(stream, stored, queries, latents)?;
-        Ok((Self { query: query.bits_as(stored.dtype())?, scale }, query_rope))
+        Ok((Self { query: query.bits_as(stored.dtype())?, scale, divided_by: Some(latents) }, query_rope))
     }
 
     /// Zeros in place of queries, with scales of 0.
@@ -95,7 +98,27 @@ impl QuantisedQueries {
         Ok(Self {
             query: Tensor::from_buffer(&query, [tokens, heads, dim])?.bits_as(stored.dtype())?,
             scale: Tensor::from_buffer(&scale, [tokens, heads])?,
+            divided_by: None,
         })
+    }
+
+    /// Refuses queries that the host has quantised for latents of another scale than those of the layer.
+    pub(crate) fn check_latents(&self, layer: usize, cache: Option<&QuantisedLayer>) -> Result<(), Violation> {
+        // Queries of another type than the cache's are refused by the operator.
+        let cache = cache.filter(|cache| cache.stored().dtype() == self.query.desc().dtype);
+        match (self.divided_by, cache.and_then(QuantisedLayer::latent_scale)) {
+            (Some(queries), Some(latents)) if queries != latents => Err(Violation::new(
+                &rules::QUANTISED_SCALE,
+                format_args!(
+                    "queries for latents of the scale {} in layer {layer}, whose latents have {}",
+                    queries.to_f32(),
+                    latents.to_f32()
+                ),
+                "queries for the layer's latents",
+                "quantise the queries of each layer by the scale of its latents",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The numbers, `[tokens, N, 512]`.

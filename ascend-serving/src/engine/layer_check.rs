@@ -82,6 +82,9 @@ fn check_latent<T: Element>(
     let check = |rows: StepRows<'_>, name, tensor: &AnyTensor, heads, dim| {
         rows.check(name, format_args!("layer {}", layer.layer), tensor, &[heads, dim])
     };
+    if let Some(queries) = layer.quantised_queries() {
+        queries.check_latents(layer.layer, layer.quantised)?;
+    }
     match latent.form {
         LatentForm::Absorbed => check(rows, "query", layer.query, heads, latent_dim)?,
         LatentForm::Quantised(queries) => {

@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{AnyLayerInputs, LayerInputs, LayerTensors};
+use crate::backends::{AnyLayerInputs, LatentForm, LayerInputs, LayerTensors};
 use crate::error::{Error, Result};
 use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
 use crate::kv::{QueuedLayers, no_layer};
@@ -98,6 +98,12 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         self.check_inputs(layer, place, inputs)?;
         let form = tensors.latent().map(|latent| latent.form.kind());
         let query_rope = inputs.absorbed_rope(layer, form, &rules::GRAPH_INPUTS)?;
+        let cache = self.caches.get(place.group).and_then(|layers| layers.get(place.layer));
+        let (cache, quantised) = cache.ok_or_else(|| self.missing(place))?;
+        let quantised = quantised.as_ref();
+        if let Some(LatentForm::Quantised(queries)) = inputs.latent.map(|latent| latent.form) {
+            queries.check_latents(layer, quantised)?;
+        }
         let places = tensors.places(inputs, query_rope);
         places.clone().try_for_each(|place| self.check_rows(place, format_args!("layer {layer}"), STEP_HEADS_FIX))?;
         if let Some(output) = into {
@@ -105,13 +111,10 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             let own = places.map(|(_, _, to)| to).chain([&*tensors.output]).chain(scale);
             let own = own.map(|own| ("that of the graph", own));
             check_output("output", output, (stream.device(), tensors.output.shape()), own)?;
-            let cache = self.caches.get(place.group).and_then(|layers| layers.get(place.layer));
-            let (cache, quantised) = cache.ok_or_else(|| self.missing(place))?;
             let LayerInputs { query, key, value, latent, .. } = *inputs;
             // The graph reads the sinks of the capture, which the inputs may leave out.
             let learnable_sink = self.captured_sink(layer);
-            let (layer, quantised) = (place.layer, quantised.as_ref());
-            LayerTensors { layer, query, key, value, cache, quantised, learnable_sink, latent }
+            LayerTensors { layer: place.layer, query, key, value, cache, quantised, learnable_sink, latent }
                 .check_outputs(Some(output))?;
         }
         tensors.copy_in(stream, inputs, query_rope)?;

@@ -305,6 +305,12 @@ fn a_query_that_is_not_finite_is_found_in_its_head() {
     assert!(query_rope.download(&stream).unwrap()[..ROPE].iter().any(|x| x.to_f32().abs() > 10.0));
     let (latent, key_rope) = (rows(&stream, 3, 1, 1, LATENT), rows(&stream, 4, 1, 1, ROPE));
     let mut step = attention.begin(&stream, &metadata).unwrap();
+    // The rotary parts of another layer's queries are divided by another scale.
+    let other = LatentScale::new(2.0 * scale(Int8).to_f32()).unwrap();
+    let (of_other, rope_of_other) =
+        QuantisedQueries::quantise_on_host(&stream, Int8, (&absorbed, &ropes), other).unwrap();
+    let why = violation(step.forward(0, LayerInputs::quantised_latent(&of_other, &rope_of_other, &latent, &key_rope)));
+    assert_eq!(why.rule, &rules::QUANTISED_SCALE, "{why}");
     let inputs = LayerInputs::quantised_latent(&queries, &query_rope, &latent, &key_rope);
     let output = step.forward(0, inputs).unwrap().download(&stream).unwrap();
     step.end().unwrap();
