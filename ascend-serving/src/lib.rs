@@ -66,8 +66,8 @@
 //! - [`SparseLatent`]: latent attention to the keys that an indexer chooses (DeepSeek sparse attention).
 //! - [`NativeSparse`]: compressed tokens, the blocks that they select, and a window (native sparse attention).
 //! - [`EncoderAttention`]: attention of encoders and vision towers, without a cache.
-//! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents; [`Attention::layer_scales`]: layers
-//!   with softmax scales of their own.
+//! - [`LayerInputs`]: query, key and value of a layer, with a mask, sinks or latents; [`Attention::layer_scales`]:
+//!   layers with softmax scales of their own.
 //! - [`AttentionBackend`], [`Backends`]: a way to compute a step; a list that is tried in order, with reasons
 //!   ([`Backends::standard`]).
 //! - [`StepProgram`], [`StepCall`]: what a backend makes of a step, which steps launch and graphs record.

@@ -129,10 +129,10 @@ impl<T: Element> LayerGroup<T> {
 /// error, and the next step of its sequences is refused.
 /// A step that is neither ended nor dropped, as after `std::mem::forget`, leaves its sequences in progress for ever.
 ///
-/// A step from graphs takes the same calls as one without, in the same order. A step that is replayed copies the inputs of a layer into the
-/// tensors of its graph, unless they are the first rows of these, and takes a row for each token of the step, with all
-/// of the padding, without any of it, or without what the graphs have added to the metadata's own. Its layers may also
-/// be filled [in place](Self::tensors) and [launched](Self::launch).
+/// A step from graphs takes the same calls as one without, in the same order. A step that is replayed copies the inputs
+/// of a layer into the tensors of its graph, unless they are the first rows of these, and takes a row for each token of
+/// the step, with all of the padding, without any of it, or without what the graphs have added to the metadata's own.
+/// Its layers may also be filled [in place](Self::tensors) and [launched](Self::launch).
 pub struct Step<'a, T: Element> {
     pub(super) stream: &'a Stream,
     /// The place of each layer of the model.

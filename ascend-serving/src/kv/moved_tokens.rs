@@ -88,13 +88,13 @@ impl QuantisedLayer {
 }
 
 impl<T: Element> PagedKvCache<T> {
-    /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions,
-    /// from and to, one after another. Returns at once. The old contents of the target positions are lost; the other
+    /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions, from
+    /// and to, one after another. Returns at once. The old contents of the target positions are lost; the other
     /// positions, and the length, stay. Until the sequence is cut ([`Sequence::truncate`], also to its own length), it
     /// gets no new tokens, which would see what was moved twice and what was rejected; and no later call moves a token
     /// from a position between the first and the last target of earlier ones, these included: the same pairs again
-    /// would move what has come to their places meanwhile. Where a copy fails on the device, some layers are moved and others not: the tokens from
-    /// the first target on do not count as computed any more.
+    /// would move what has come to their places meanwhile. Where a copy fails on the device, some layers are moved and
+    /// others not: the tokens from the first target on do not count as computed any more.
     ///
     /// After a tree of drafts was verified, its accepted drafts are made contiguous by
     /// [`AcceptedDrafts::moves`](crate::AcceptedDrafts::moves), and then the sequence is cut behind them

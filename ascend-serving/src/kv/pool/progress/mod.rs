@@ -183,7 +183,8 @@ impl ProgressTable {
     }
 
     /// Refuses tokens of a sequence that has changed, or was not cut behind tokens that have moved, tokens after ones
-    /// that were not computed, and unless they are to be recomputed, tokens that were computed already, and those of a sequence with a step in progress.
+    /// that were not computed, and unless they are to be recomputed, tokens that were computed already, and those of a
+    /// sequence with a step in progress.
     fn check(&mut self, cache: Option<usize>, whose: &dyn fmt::Display, tokens: &StepTokens) -> Result<(), Violation> {
         let StepTokens { stamp, cached, len, recompute } = *tokens;
         let is_alive = self.is_alive(&stamp);
