@@ -440,7 +440,7 @@ impl<T: Element> Backends<T> {
         let names = self.backends.iter().map(|backend| backend.name());
         names.filter(move |name| !Backend::has_name(name) && !is_tried(name)).map(move |name| {
             let named: Vec<_> = tried.iter().map(|backend| backend.name()).collect();
-            let allowed = format_args!("the backends that are named for it: {}", named.join(", "));
+            let allowed = format!("the backends that are named for it: {}", named.join(", "));
             let why = rules::BACKEND_BOUND.broken(format_args!("a step of the kind {state:?}"), allowed);
             RefusedBackend { name, why: why.into(), taken_by: None }
         })
