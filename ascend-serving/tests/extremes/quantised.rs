@@ -193,6 +193,9 @@ pub const CALLS: &[Call] = &[
             sequences[0].truncate(shorter).unwrap();
             let moves = [(draw.usize(), draw.usize())];
             let _ = attention.cache_mut().move_tokens(&stream, &sequences[1], moves);
+            // All tokens stay, and the next ones may come.
+            let len = sequences[1].len();
+            sequences[1].truncate(len).unwrap();
         }
         stream.synchronize().unwrap();
     }),
