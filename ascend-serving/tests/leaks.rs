@@ -108,7 +108,7 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     over_latents(stream, pools, cache, Backend::Mla { workspace_bytes: 100 * row * size_of::<bf16>() })
 }
 
-/// The same over latents of one byte in an NZ cache, whose queries are quantised.
+/// Steps of latent attention over an NZ cache of one byte an element, with quantised queries.
 fn quantised_latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let (shape, pad) = (CacheShape::latent(1).format(Cache::Nz), PadPolicy::SkipNegative);
     let scales = [LatentScale::new(0.01)?];

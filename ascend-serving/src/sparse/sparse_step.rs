@@ -290,7 +290,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
                 ("the cache", &cache.value),
             ];
             let stored = quantised.iter().map(|quantised| ("the cache", quantised.key()));
-            // The other tensors of the graph are lent to nobody.
+            // A caller is lent no other tensor of the graph.
             let graph =
                 self.graphs.iter().map(|graphs| ("that of the graph", &*graphs.replays.buffers().attention.out));
             check_output("output", &target, (rows.device, &shape), own.into_iter().chain(stored).chain(graph))?;

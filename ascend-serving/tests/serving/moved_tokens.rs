@@ -119,7 +119,7 @@ fn accepted_drafts_come_to_lie_behind_each_other() {
     }
 }
 
-/// The same moves again would move what has come to their places.
+/// Moves that are repeated would move what has come to the places of the first ones.
 #[test]
 fn tokens_that_have_moved_stay_until_their_sequence_is_cut() {
     let stream = harness::stream();

@@ -257,7 +257,7 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     let outcome = QuantisedQueries::quantise_on_host(&stream, Int8, (&half, &fewer), scale(Int8));
     assert!(violation(outcome).given.contains("beside rotary parts"));
 
-    // Other queries beside those of one byte would be computed by nobody.
+    // No call reads other queries beside those of one byte.
     let mut attention = attention(quantised());
     let mut sequence = attention.sequence();
     attention.grow(&stream, &mut sequence, 3).unwrap();

@@ -288,22 +288,22 @@ fn a_part_of_the_padding_is_refused_in_a_replay() {
     let mut step = graphs.graphs.begin(&stream, &mut metadata).unwrap();
     assert_eq!(step.tokens(), SLOTS);
     for (layer, given) in LINEAR.into_iter().zip([1, 3]) {
-        let of = |count: usize| Rows::new(&stream, &[4], count - 1, layer);
+        let rows_of = |count: usize| Rows::new(&stream, &[4], count - 1, layer);
         let value_of = |count: usize| {
             let shape = [count, SHAPE.value_heads, SHAPE.value_dim];
             upload(&stream, std::iter::repeat_n(0.0, shape.iter().product()), &shape)
         };
         let parts = [2, 4, SLOTS - 1, SLOTS + 1];
         for part in parts {
-            is(step.convolve(layer, (&of(part).mixed, &weights[layer])).map(drop), &rules::STEP_TOKENS);
+            is(step.convolve(layer, (&rows_of(part).mixed, &weights[layer])).map(drop), &rules::STEP_TOKENS);
         }
-        step.convolve(layer, (&of(given).mixed, &weights[layer])).unwrap();
-        let (rows, value) = (of(given), value_of(given));
+        step.convolve(layer, (&rows_of(given).mixed, &weights[layer])).unwrap();
+        let (rows, value) = (rows_of(given), value_of(given));
         for part in parts {
-            is(step.forward(layer, of(part).tensors(&value)).map(drop), &rules::STEP_TOKENS);
+            is(step.forward(layer, rows_of(part).tensors(&value)).map(drop), &rules::STEP_TOKENS);
             is(step.forward(layer, rows.tensors(&value_of(part))).map(drop), &rules::STEP_TOKENS);
         }
-        step.forward(layer, of(SLOTS).tensors(&value)).unwrap();
+        step.forward(layer, rows_of(SLOTS).tensors(&value)).unwrap();
     }
 }
 

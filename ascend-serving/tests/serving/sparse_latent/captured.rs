@@ -77,7 +77,7 @@ fn a_choice_is_read_before_the_next_indexer_overwrites_it() {
         assert_eq!(cache.computed_tokens(&sequence).unwrap(), 30);
     }
 
-    // The last layer is told of the overwritten choice, before that of the indexer which no layer has read.
+    // The refusal of the last layer names the overwritten choice first, then the indexer whose choice is unread.
     let mut step = graphs.begin(&mut sparse, &stream, &mut metadata).unwrap();
     let first = choose(&mut step, &stream, 0).unwrap();
     (0..LAYERS - 1).for_each(|layer| drop(forward(&mut step, &stream, layer, &first).unwrap()));
