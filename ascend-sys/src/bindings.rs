@@ -2540,6 +2540,41 @@ unsafe extern "C" {
         executor: *mut aclOpExecutor,
         stream: aclrtStream,
     ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Starts, lines, counts and blocks are tensors on the device. convStates is read and written.*/
+    pub fn aclnnFusedCausalConv1dGetWorkspaceSize(
+        x: *const aclTensor,
+        weight: *const aclTensor,
+        convStates: *mut aclTensor,
+        queryStartLoc: *const aclTensor,
+        cacheIndices: *const aclTensor,
+        initialStateMode: *const aclTensor,
+        bias: *const aclTensor,
+        numAcceptedTokens: *const aclTensor,
+        numComputedTokens: *const aclTensor,
+        blockIdxFirstScheduledToken: *const aclTensor,
+        blockIdxLastScheduledToken: *const aclTensor,
+        initialStateIdx: *const aclTensor,
+        activationMode: i64,
+        padSlotId: i64,
+        runMode: i64,
+        maxQueryLen: i64,
+        residualConnection: i64,
+        blockSize: i64,
+        convMode: i64,
+        y: *const aclTensor,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnFusedCausalConv1d(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
     /// Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
     pub fn aclnnFusedInferAttentionScoreGetWorkspaceSize(
         query: *const aclTensor,
@@ -3138,6 +3173,40 @@ unsafe extern "C" {
     ) -> aclnnStatus;
     /// Phase two: queues the prepared call on the stream.
     pub fn aclnnIncreFlashAttentionV4(
+        workspace: *mut ::core::ffi::c_void,
+        workspaceSize: u64,
+        executor: *mut aclOpExecutor,
+        stream: aclrtStream,
+    ) -> aclnnStatus;
+    /** Phase one: checks the call, tells the bytes of device workspace it needs and prepares an executor.
+ Since a release after 8.1.
+
+ Starts, lines, counts and blocks are tensors on the device. x and convStates are read and written.*/
+    pub fn aclnnInplaceFusedCausalConv1dGetWorkspaceSize(
+        x: *mut aclTensor,
+        weight: *const aclTensor,
+        convStates: *mut aclTensor,
+        queryStartLoc: *const aclTensor,
+        cacheIndices: *const aclTensor,
+        initialStateMode: *const aclTensor,
+        bias: *const aclTensor,
+        numAcceptedTokens: *const aclTensor,
+        numComputedTokens: *const aclTensor,
+        blockIdxFirstScheduledToken: *const aclTensor,
+        blockIdxLastScheduledToken: *const aclTensor,
+        initialStateIdx: *const aclTensor,
+        activationMode: i64,
+        padSlotId: i64,
+        runMode: i64,
+        maxQueryLen: i64,
+        residualConnection: i64,
+        blockSize: i64,
+        convMode: i64,
+        workspaceSize: *mut u64,
+        executor: *mut *mut aclOpExecutor,
+    ) -> aclnnStatus;
+    /// Phase two: queues the prepared call on the stream. Since a release after 8.1.
+    pub fn aclnnInplaceFusedCausalConv1d(
         workspace: *mut ::core::ffi::c_void,
         workspaceSize: u64,
         executor: *mut aclOpExecutor,
@@ -4858,6 +4927,36 @@ macro_rules! for_each_function {
                 executor: *mut $crate::bindings::aclOpExecutor,
                 stream: $crate::bindings::aclrtStream
             ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedCausalConv1dGetWorkspaceSize(
+                x: *const $crate::bindings::aclTensor,
+                weight: *const $crate::bindings::aclTensor,
+                convStates: *mut $crate::bindings::aclTensor,
+                queryStartLoc: *const $crate::bindings::aclTensor,
+                cacheIndices: *const $crate::bindings::aclTensor,
+                initialStateMode: *const $crate::bindings::aclTensor,
+                bias: *const $crate::bindings::aclTensor,
+                numAcceptedTokens: *const $crate::bindings::aclTensor,
+                numComputedTokens: *const $crate::bindings::aclTensor,
+                blockIdxFirstScheduledToken: *const $crate::bindings::aclTensor,
+                blockIdxLastScheduledToken: *const $crate::bindings::aclTensor,
+                initialStateIdx: *const $crate::bindings::aclTensor,
+                activationMode: i64,
+                padSlotId: i64,
+                runMode: i64,
+                maxQueryLen: i64,
+                residualConnection: i64,
+                blockSize: i64,
+                convMode: i64,
+                y: *const $crate::bindings::aclTensor,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnFusedCausalConv1d(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnFusedInferAttentionScoreGetWorkspaceSize(
                 query: *const $crate::bindings::aclTensor,
                 key: *const $crate::bindings::aclTensorList,
@@ -5426,6 +5525,35 @@ macro_rules! for_each_function {
                 executor: *mut *mut $crate::bindings::aclOpExecutor
             ) -> $crate::bindings::aclnnStatus;
             [Opapi] fn aclnnIncreFlashAttentionV4(
+                workspace: *mut ::core::ffi::c_void,
+                workspaceSize: u64,
+                executor: *mut $crate::bindings::aclOpExecutor,
+                stream: $crate::bindings::aclrtStream
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnInplaceFusedCausalConv1dGetWorkspaceSize(
+                x: *mut $crate::bindings::aclTensor,
+                weight: *const $crate::bindings::aclTensor,
+                convStates: *mut $crate::bindings::aclTensor,
+                queryStartLoc: *const $crate::bindings::aclTensor,
+                cacheIndices: *const $crate::bindings::aclTensor,
+                initialStateMode: *const $crate::bindings::aclTensor,
+                bias: *const $crate::bindings::aclTensor,
+                numAcceptedTokens: *const $crate::bindings::aclTensor,
+                numComputedTokens: *const $crate::bindings::aclTensor,
+                blockIdxFirstScheduledToken: *const $crate::bindings::aclTensor,
+                blockIdxLastScheduledToken: *const $crate::bindings::aclTensor,
+                initialStateIdx: *const $crate::bindings::aclTensor,
+                activationMode: i64,
+                padSlotId: i64,
+                runMode: i64,
+                maxQueryLen: i64,
+                residualConnection: i64,
+                blockSize: i64,
+                convMode: i64,
+                workspaceSize: *mut u64,
+                executor: *mut *mut $crate::bindings::aclOpExecutor
+            ) -> $crate::bindings::aclnnStatus;
+            [Opapi] fn aclnnInplaceFusedCausalConv1d(
                 workspace: *mut ::core::ffi::c_void,
                 workspaceSize: u64,
                 executor: *mut $crate::bindings::aclOpExecutor,
@@ -6275,6 +6403,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnFlashAttentionVarLenScoreV5: None,
         aclnnQuantFlashAttentionScoreGetWorkspaceSize: None,
         aclnnQuantFlashAttentionScore: None,
+        aclnnFusedCausalConv1dGetWorkspaceSize: None,
+        aclnnFusedCausalConv1d: None,
         aclnnFusedInferAttentionScoreGetWorkspaceSize: Some(aclnnFusedInferAttentionScoreGetWorkspaceSize),
         aclnnFusedInferAttentionScore: Some(aclnnFusedInferAttentionScore),
         aclnnFusedInferAttentionScoreV2GetWorkspaceSize: Some(aclnnFusedInferAttentionScoreV2GetWorkspaceSize),
@@ -6299,6 +6429,8 @@ pub(crate) fn linked() -> crate::Functions {
         aclnnIncreFlashAttentionV3: Some(aclnnIncreFlashAttentionV3),
         aclnnIncreFlashAttentionV4GetWorkspaceSize: Some(aclnnIncreFlashAttentionV4GetWorkspaceSize),
         aclnnIncreFlashAttentionV4: Some(aclnnIncreFlashAttentionV4),
+        aclnnInplaceFusedCausalConv1dGetWorkspaceSize: None,
+        aclnnInplaceFusedCausalConv1d: None,
         aclnnKvQuantSparseFlashAttentionGetWorkspaceSize: None,
         aclnnKvQuantSparseFlashAttention: None,
         aclnnLightningIndexerGetWorkspaceSize: None,

@@ -13,7 +13,7 @@
 //! and `top_k_output`, are I32: those of a row are compared as a set, scores of positions with those of the same
 //! positions, and -2147483648 means "not specified". Where an operator writes a part of a
 //! tensor, as ScatterPaKvCache does of a cache, the tensor is what it holds before the call, and the name with `_out`
-//! is what is expected of it. The metadata holds strings. The operator's other arguments have their names in snake
+//! is what is expected of it; the new rows of InplaceFusedCausalConv1d are `y`. The metadata holds strings. The operator's other arguments have their names in snake
 //! case, too: integers, decimal numbers, `true` or `false`, texts, and JSON lists of integers. Absent, an attribute has
 //! the operator's default, and a list is a null pointer. The other keys are:
 //!
@@ -33,14 +33,15 @@
 //! - `atol`, `rtol`: tolerance: `abs(got - want) <= atol + rtol * abs(want)`; one may be left out for 0
 //! - `softmax_atol`, `softmax_rtol`: tolerance of `softmax_max` and `softmax_sum`, and of `softmax_lse` of
 //!   BlockSparseAttention; `atol` and `rtol` are that of the others then
-//! - `state_atol`, `state_rtol`: tolerance of states of the gated delta rule, and of lines of CausalConv1d; `atol` and
-//!   `rtol` are that of the others then
+//! - `state_atol`, `state_rtol`: tolerance of states of the gated delta rule, and of lines of a causal convolution;
+//!   `atol` and `rtol` are that of the others then
 //! - `exact_atol`, `exact_rtol`, `exact_state_atol`, `exact_state_rtol`: tolerance of an implementation of
 //!   ChunkGatedDeltaRule that rounds only what it writes, as the emulation
 //! - `rms_rtol`: tolerance of `attention_out` of FusedInferAttentionScore, and of `out` of ChunkGatedDeltaRule, as a
 //!   whole: `sqrt(sum (got - want)^2 / sum want^2)`
 //! - `state_rms_rtol`: the same, of states of ChunkGatedDeltaRule
-//! - `state_strides`: the strides of `state` of RecurrentGatedDeltaRule, a JSON list; the file has its elements
+//! - `state_strides`: the strides of `state` of RecurrentGatedDeltaRule, and `conv_states_strides` those of
+//!   `conv_states` of FusedCausalConv1d, a JSON list; the file has the elements
 //!   row-major
 //! - `provider`: whose build of the operator the case is for, where it is not CANN's; such cases are left out as
 //!   unsupported, except of the operators that CANN does not have

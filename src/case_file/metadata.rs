@@ -147,16 +147,8 @@ const KEYS: &[Key] = &[
         read: |case, key, text| distance(key, text, case.state_rms_rtol.get_or_insert(0.0)),
         write: |case| case.state_rms_rtol.map(shown),
     },
-    Key {
-        name: "state_strides",
-        read: |case, key, text| {
-            let strides = serde_json::from_str(text);
-            let strides = strides.map_err(|_| CaseError::malformed(key, text, "a JSON list of integers"));
-            case.state_strides = Some(strides?);
-            Ok(())
-        },
-        write: |case| case.state_strides.as_ref().map(|strides| format!("{strides:?}")),
-    },
+    Key { name: "state_strides", read: strides, write: written_strides },
+    Key { name: "conv_states_strides", read: strides, write: written_strides },
     Key {
         name: "provider",
         read: |case, _, text| {
@@ -266,6 +258,8 @@ pub(super) fn takes(operator: DeclaredOperator, key: &str) -> bool {
         "state_rms_rtol" | "exact_atol" | "exact_rtol" | "exact_state_atol" | "exact_state_rtol" => has("final_state"),
         "state_atol" | "state_rtol" | "provider" => has("state") || has("final_state") || has("conv_states"),
         "state_strides" => has("state"),
+        // The older operator reads contiguous lines alone.
+        "conv_states_strides" => has("conv_states") && operator != DeclaredOperator::CausalConv1d,
         "out_dtype" => inference || operator == DeclaredOperator::PromptFlashAttention,
         "softmax_atol" | "softmax_rtol" => has("softmax_max") || operator == DeclaredOperator::BlockSparseAttention,
         "group" | "group_role" => has("softmax_max") || has("state") || has("final_state"),
@@ -380,6 +374,17 @@ fn dtype_name(dtype: DType) -> String {
         DType::Bf16 => "bfloat16".to_owned(),
         _ => dtype.name().to_lowercase(),
     }
+}
+
+/// Reads the strides of a pool of states or lines.
+fn strides(case: &mut Case, key: &'static str, text: &str) -> Result<(), CaseError> {
+    let strides = serde_json::from_str(text);
+    case.state_strides = Some(strides.map_err(|_| CaseError::malformed(key, text, "a JSON list of integers"))?);
+    Ok(())
+}
+
+fn written_strides(case: &Case<()>) -> Option<String> {
+    case.state_strides.as_ref().map(|strides| format!("{strides:?}"))
 }
 
 /// The tolerance that one of its parts is given to.

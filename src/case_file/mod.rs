@@ -71,7 +71,7 @@ pub struct Case<A = AnyArguments<CaseTensor>> {
     pub rms_rtol: Option<f64>,
     /// As [`rms_rtol`](Case::rms_rtol), of states.
     pub state_rms_rtol: Option<f64>,
-    /// The strides of a pool of states, in elements; `None` is row-major. The file has the elements row-major.
+    /// The strides of a pool of states or lines, in elements; `None` is row-major. The file has the elements row-major.
     pub state_strides: Option<Vec<i64>>,
     /// Who has built the operator, where it is not CANN: another package may have one of the same name.
     pub provider: Option<String>,
@@ -371,12 +371,14 @@ impl<A: CaseArguments> Case<A> {
             // This cannot fail: an operator with sparse modes has the parameter.
             let _ = described.set_tensor("atten_mask", mask);
         }
-        if let (Some(strides), [state]) = (&self.state_strides, described.tensors("state"))
-            && let Some(strides) = Dims::new(strides).filter(|strides| strides.rank() == state.shape.rank())
-        {
-            let state = TensorDesc { strides, ..*state };
-            // This cannot fail: the call has states.
-            let _ = described.set_tensor("state", state);
+        for pool in ["state", "conv_states"] {
+            if let (Some(strides), [state]) = (&self.state_strides, described.tensors(pool))
+                && let Some(strides) = Dims::new(strides).filter(|strides| strides.rank() == state.shape.rank())
+            {
+                let state = TensorDesc { strides, ..*state };
+                // This cannot fail: the call has such a pool.
+                let _ = described.set_tensor(pool, state);
+            }
         }
         described.imply_outputs(&|name| Some(self.expected(name)?.desc().shape));
         if let (Some(dtype), [out]) = (self.out_dtype, described.tensors("attention_out")) {

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::ops::causal_conv1d::{CausalConvCall, ConvContents, ConvProblem, Parameter, Version};
+use ascend_spec::ops::causal_conv1d::{CausalConvCall, Parameter, Version};
+use ascend_spec::ops::convolution::ConvProblem;
 use ascend_spec::{TensorDesc, Violation, causal_conv1d_arguments};
 use smallvec::SmallVec;
 
@@ -90,9 +91,9 @@ struct ConvCheck {
 }
 
 impl NumbersCheck<4> for ConvCheck {
-    fn check(&self, [starts, lines, initial_state_mode, accepted]: &[Vec<i64>; 4]) -> Result<()> {
+    fn check(&self, numbers: &[Vec<i64>; 4]) -> Result<()> {
         let allowed: SmallVec<[&str; 4]> = self.allowed.iter().map(|id| &**id).collect();
-        Ok(self.problem.check_contents(ConvContents { starts, lines, initial_state_mode, accepted }, &allowed)?)
+        Ok(self.problem.check_contents(CausalConvCall::contents(numbers), &allowed)?)
     }
 }
 

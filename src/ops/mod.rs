@@ -8,10 +8,12 @@ pub mod causal_conv1d;
 pub mod chunk_gated_delta_rule;
 pub mod delta_rule;
 pub mod flash_attention_score;
+pub mod fused_causal_conv1d;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub(crate) mod inference_attention;
+pub(crate) mod inplace_fused_causal_conv1d;
 mod known_numbers;
 pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
@@ -34,7 +36,8 @@ pub(crate) mod public {
     pub use super::{
         batch_mat_mul as matmul, block_sparse_attention as block_sparse, causal_conv1d as causal_conv,
         chunk_gated_delta_rule as chunk_delta_rule, delta_rule, flash_attention_score as flash,
-        fused_infer_attention_score as attention, gather_pa_kv_cache as gather, incre_flash_attention as incre,
+        fused_causal_conv1d as fused_causal_conv, fused_infer_attention_score as attention,
+        gather_pa_kv_cache as gather, incre_flash_attention as incre,
         kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer, nsa_compress,
         nsa_compress_attention_infer, nsa_compress_with_cache, nsa_selected_attention_infer, operation,
         prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer,
@@ -71,6 +74,8 @@ macro_rules! for_each_operator {
             RecurrentGatedDeltaRule: recurrent_gated_delta_rule;
             ChunkGatedDeltaRule: chunk_gated_delta_rule;
             CausalConv1d: causal_conv1d;
+            FusedCausalConv1d: fused_causal_conv1d;
+            InplaceFusedCausalConv1d: inplace_fused_causal_conv1d;
         }
     };
 }

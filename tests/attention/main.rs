@@ -16,6 +16,7 @@ mod causal_conv1d;
 mod contents;
 mod delta_rule;
 mod flash;
+mod fused_causal_conv1d;
 mod garbage;
 mod gather;
 mod indexer;

@@ -138,7 +138,9 @@ fn sparse_attention_is_right() {
 
 #[test]
 fn linear_attention_is_right() {
-    for (operator, own_cases, all_cases) in [("_rgdr_", 4, 33), ("_cgdr_", 3, 16), ("_vconv_", 5, 9)] {
+    for (operator, own_cases, all_cases) in
+        [("_rgdr_", 4, 33), ("_cgdr_", 3, 16), ("_fconv_", 5, 16), ("_vconv_", 5, 9)]
+    {
         assert_eq!(replay_on(&stream(), &own("linear"), operator), own_cases);
         match more("linear") {
             Some(folder) => assert_eq!(replay_on(&stream(), &folder, operator), all_cases),

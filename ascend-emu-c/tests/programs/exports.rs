@@ -45,8 +45,8 @@ fn a_toolkit_of_a_release_lacks_the_entry_points_that_the_release_lacks() {
         let since_8_5 = if cann < Cann::V8_5 { 11 * 2 } else { 0 };
         // BlockSparseAttention.
         let since_9_0 = if cann < Cann::V9_0 { 2 } else { 0 };
-        // ChunkGatedDeltaRule.
-        let since_9_1 = if cann < Cann::V9_1 { 2 } else { 0 };
+        // ChunkGatedDeltaRule, and both forms of FusedCausalConv1d.
+        let since_9_1 = if cann < Cann::V9_1 { 3 * 2 } else { 0 };
         // The second version of SparseFlashAttention.
         let since_9_2 = if cann < Cann::V9_2 { 2 } else { 0 };
         // Of training attention: the third version, the fifth for packed sequences, the fourth, the measurement, the

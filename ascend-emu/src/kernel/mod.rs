@@ -53,8 +53,8 @@
 mod attention;
 pub(crate) mod batch_mat_mul;
 pub(crate) mod block_sparse;
-pub(crate) mod causal_conv1d;
 pub(crate) mod compression;
+pub(crate) mod convolution;
 mod decode;
 pub(crate) mod delta_chunks;
 pub(crate) mod delta_rule;

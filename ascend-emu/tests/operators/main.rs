@@ -14,6 +14,7 @@ mod causal_conv1d;
 mod delta_rule;
 mod flash_family;
 mod found;
+mod fused_causal_conv1d;
 mod garbage;
 mod gather;
 #[cfg(feature = "glue")]

@@ -6,12 +6,15 @@ pub mod batch_mat_mul;
 pub mod block_sparse_attention;
 pub mod causal_conv1d;
 pub mod chunk_gated_delta_rule;
+pub mod convolution;
 pub mod delta_rule;
 pub mod flash_attention_score;
+pub mod fused_causal_conv1d;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub mod inference_attention;
+pub mod inplace_fused_causal_conv1d;
 pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
 pub mod native_sparse;
@@ -65,6 +68,9 @@ macro_rules! for_each_operator {
                 "recurrent_gated_delta_rule", Some("gated-delta-rule");
             ChunkGatedDeltaRule: chunk_gated_delta_rule, "chunk_gated_delta_rule", Some("gated-delta-rule");
             CausalConv1d: causal_conv1d, "causal_conv1d", Some("causal-conv1d");
+            FusedCausalConv1d: fused_causal_conv1d, "fused_causal_conv1d", Some("fused-causal-conv1d");
+            InplaceFusedCausalConv1d: inplace_fused_causal_conv1d,
+                "inplace_fused_causal_conv1d", Some("fused-causal-conv1d");
         }
     };
 }

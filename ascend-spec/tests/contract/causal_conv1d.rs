@@ -2,7 +2,8 @@
 
 use ascend_spec::Cann::{V8_1, V9_1};
 use ascend_spec::DType::{Bf16, Bool, Float, Float16, Int32, Int64};
-use ascend_spec::ops::causal_conv1d::{CausalConvCall as Call, ConvContents, ConvFault, ConvRun, rules};
+use ascend_spec::ops::causal_conv1d::{CausalConvCall as Call, rules};
+use ascend_spec::ops::convolution::{ConvContents, ConvFault, ConvForm, ConvRun, KeptRows};
 use ascend_spec::{DType, Dims, Format, Soc, Target, TensorDesc};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -107,7 +108,8 @@ fn calls_of_both_modes_are_taken() {
     for query_start_loc in [None, of(Int32, &[10])] {
         let one = Call { run_mode: 1, initial_state_mode: None, cache_indices: of(Int32, &[9]), ..prompts() };
         let one = Call { query_start_loc, ..one }.check(a2()).unwrap();
-        assert_eq!((one.sequences, one.fixed_rows, one.update), (9, Some(1), true));
+        assert_eq!((one.sequences, one.fixed_rows), (9, Some(1)));
+        assert_eq!(one.form, ConvForm::Package { silu: false, update: true });
     }
 }
 
@@ -115,19 +117,19 @@ fn calls_of_both_modes_are_taken() {
 fn numbers_lead_to_rows_and_lines_or_are_faults() {
     let problem = prompts().check(a2()).unwrap();
     let runs = |starts: &[i64], lines: &[i64], initial_state_mode: &[i64]| {
-        let contents = ConvContents { starts, lines, initial_state_mode, accepted: &[] };
+        let contents = ConvContents { starts, lines, initial_state_mode, ..ConvContents::default() };
         (problem.runs(contents).collect::<Vec<_>>(), problem.shared_line(contents))
     };
-    let run = |sequence, rows: std::ops::Range<usize>, line, first_row| {
-        let kept = rows.len()..rows.len() + 3;
-        Ok(ConvRun { sequence, rows, line, first_row, kept })
+    let run = |sequence, rows: std::ops::Range<usize>, line, goes_on: bool| {
+        let kept = vec![KeptRows { line, row: 0, padded: rows.len()..rows.len() + 3 }];
+        Ok(ConvRun { sequence, rows, history: goes_on.then_some(line), first_row: 0, kept, zeroed: 0 })
     };
     let (found, shared) = runs(&[0, 5, 5, 9], &[4, 0, 2], &[1, 1, 0]);
-    assert_eq!((found, shared), (vec![run(0, 0..5, 4, Some(0)), run(2, 5..9, 2, None)], None));
+    assert_eq!((found, shared), (vec![run(0, 0..5, 4, true), run(2, 5..9, 2, false)], None));
     // The line -1 leaves a sequence out without a fault; without modes nothing goes on.
     assert_eq!(
         runs(&[0, 5, 6, 9], &[-1, 5, 2], &[]).0,
-        [Err(ConvFault::NoLine { sequence: 1, given: 5, lines: 5 }), run(2, 6..9, 2, None),]
+        [Err(ConvFault::NoLine { sequence: 1, given: 5, lines: 5 }), run(2, 6..9, 2, false),]
     );
     let shared = Some(ConvFault::SharedLine { line: 2, sequences: [0, 2] });
     assert_eq!(runs(&[0, 5, 6, 9], &[2, 1, 2], &[]).1, shared);
@@ -144,18 +146,18 @@ fn numbers_lead_to_rows_and_lines_or_are_faults() {
     // Behind a sequence that ends in front of its beginning, the next one has rows of the first: it is left out too,
     // unless the first is.
     let given = [0, 5, 2, 9];
-    let found = [run(0, 0..5, 0, None), starts(1, [5, 2]), starts(2, [2, 9])];
+    let found = [run(0, 0..5, 0, false), starts(1, [5, 2]), starts(2, [2, 9])];
     assert_eq!(runs(&given, &[0, 1, 2], &[]).0, found);
-    assert_eq!(runs(&given, &[-1, 1, 2], &[]).0, [starts(1, [5, 2]), run(2, 2..9, 2, None)]);
+    assert_eq!(runs(&given, &[-1, 1, 2], &[]).0, [starts(1, [5, 2]), run(2, 2..9, 2, false)]);
 
     let problem = Call { query_start_loc: of(Int32, &[4]), x: prompts().x, y: prompts().y, ..drafts() };
     let problem = problem.check(a2()).unwrap();
-    let contents =
-        |accepted| ConvContents { starts: &[0, 3, 5, 9], lines: &[0, 1, 2], initial_state_mode: &[], accepted };
+    let contents = |accepted| ConvContents { starts: &[0, 3, 5, 9], lines: &[0, 1, 2], accepted, ..Default::default() };
     let all: Vec<_> = problem.runs(contents(&[3, 1, 0])).collect();
-    let kept = |sequence, rows: std::ops::Range<usize>, first| {
-        let kept = 1..rows.len() + 3;
-        Ok(ConvRun { sequence, rows, line: sequence, first_row: Some(first), kept })
+    let kept = |sequence, rows: std::ops::Range<usize>, first_row| {
+        let kept = KeptRows { line: sequence, row: 0, padded: first_row + 1..first_row + rows.len() + 3 };
+        let kept = if rows.len() + 2 > 5 { Vec::new() } else { vec![kept] };
+        Ok(ConvRun { sequence, rows, history: Some(sequence), first_row, kept, zeroed: 0 })
     };
     // The last sequence has more rows than its line has room for, and a count of nothing.
     assert_eq!(
@@ -163,7 +165,13 @@ fn numbers_lead_to_rows_and_lines_or_are_faults() {
         [
             kept(0, 0..3, 2),
             kept(1, 3..5, 0),
-            Err(ConvFault::Accepted { sequence: 2, given: 0, most: 3 }),
+            Err(ConvFault::Number {
+                tensor: "numAcceptedTokens",
+                what: "accepted rows",
+                sequence: 2,
+                given: 0,
+                allowed: [1, 3],
+            }),
             Err(ConvFault::FullLine { sequence: 2, room: 5, needed: 6 }),
             kept(2, 5..9, 0),
         ]
@@ -205,11 +213,14 @@ proptest! {
         for base in [prompts(), drafts()] {
             let problem = base.check(a2()).unwrap();
             let all = &numbers[..];
-            let contents = ConvContents { starts: all, lines: all, initial_state_mode: all, accepted: all };
+            let contents =
+                ConvContents { starts: all, lines: all, initial_state_mode: all, accepted: all, ..Default::default() };
             for run in problem.runs(contents).filter_map(Result::ok) {
-                prop_assert!(run.rows.end <= problem.rows && run.line < problem.lines);
-                prop_assert!(run.first_row.is_none_or(|first| first + problem.width - 1 <= problem.line_rows));
-                prop_assert!(!problem.writes_line(&run) || run.kept.len() <= problem.line_rows);
+                prop_assert!(run.rows.end <= problem.rows && run.history.is_none_or(|line| line < problem.lines));
+                prop_assert!(run.first_row + problem.front() <= problem.line_rows);
+                for kept in run.kept {
+                    prop_assert!(kept.line < problem.lines && kept.row + kept.padded.len() <= problem.line_rows);
+                }
             }
             let _ = problem.check_contents(contents, &[]);
         }

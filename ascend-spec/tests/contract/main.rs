@@ -12,6 +12,7 @@ mod described;
 mod facts;
 mod fixes;
 mod flash;
+mod fused_causal_conv1d;
 mod gather;
 mod indexer;
 mod lints;

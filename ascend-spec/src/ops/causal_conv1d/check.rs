@@ -1,12 +1,13 @@
 //! The check of a call of CausalConv1d against its rules.
 
 use super::rules::{
-    ACCEPTED, CHANNELS, CONTIGUOUS, DTYPE, EMPTY, FORMAT, HISTORY, LINE_ROWS, LINES, MODE, PRODUCT, RANK, REQUIRED,
-    SHAPE, STARTS, WIDTH,
+    ACCEPTED, CHANNELS, CONTENTS, CONTIGUOUS, DTYPE, EMPTY, FORMAT, HISTORY, LEFT_OUT, LINE_ROWS, LINES, MODE, PRODUCT,
+    RANK, REQUIRED, SHAPE, SHARED, STARTS, WIDTH,
 };
-use super::{CausalConvCall, ConvProblem, Parameter, Version};
+use super::{CausalConvCall, Parameter, Version};
 use crate::DType::{Bf16, Bool, Float16, Int32, Int64};
 use crate::allowed::{Checked, Multiples, Named, Noted, Rank};
+use crate::ops::convolution::{ContentRules, ConvForm, ConvProblem};
 use crate::rule::require;
 use crate::{DType, Dims, Target, TensorDesc, Violation};
 
@@ -84,9 +85,9 @@ impl CausalConvCall {
             width: count(width),
             lines: count(lines),
             line_rows: count(line_rows),
-            silu: self.activation_mode == 1,
-            update,
             pad: self.pad_slot_id,
+            form: ConvForm::Package { silu: self.activation_mode == 1, update },
+            rules: ContentRules { contents: &CONTENTS, left_out: &LEFT_OUT, shared: &SHARED },
         })
     }
 

@@ -8,18 +8,16 @@
 //! A sequence with accepted counts (`W` is 4) has longer lines: the last step's window, then its rows. The count says
 //! behind which of them the sequence goes on, and the line becomes two rows of that window and the new rows.
 //!
-//! Where sequences begin, their lines and the counts are numbers on the device: [`ConvProblem::runs`] follows them, and
-//! finds those that lead elsewhere.
+//! Where sequences begin, their lines and the counts are numbers on the device, which a
+//! [`ConvProblem`](super::convolution::ConvProblem) follows.
 
 mod check;
-mod problem;
 pub mod rules;
-
-pub use problem::{ConvContents, ConvFault, ConvProblem, ConvRun};
 
 use crate::Cann::{V8_5, V9_0};
 use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
+use crate::ops::convolution::ConvContents;
 use crate::{Dims, Target, TensorDesc, Violation};
 use rules::{LEFT_OUT, SHARED};
 
@@ -67,9 +65,8 @@ impl CallContract for CausalConv1d {
     }
 
     contents_checked_for! { target, |_, problem, integers| {
-        let [starts, lines, modes, accepted] = CausalConvCall::CONTENTS.map(integers);
-        let contents = ConvContents { starts: &starts, lines: &lines, initial_state_mode: &modes, accepted: &accepted };
-        problem.check_contents(contents, &[LEFT_OUT.id, SHARED.id])
+        let numbers = CausalConvCall::CONTENTS.map(integers);
+        problem.check_contents(CausalConvCall::contents(&numbers), &[LEFT_OUT.id, SHARED.id])
     } }
 }
 
@@ -77,6 +74,11 @@ impl CausalConvCall {
     /// The tensors whose numbers lead to rows and lines: starts, lines, which sequences go on, and accepted counts.
     pub const CONTENTS: [Parameter; 4] =
         [Parameter::QueryStartLoc, Parameter::CacheIndices, Parameter::InitialStateMode, Parameter::NumAcceptedTokens];
+
+    /// The numbers of the tensors of [`Self::CONTENTS`].
+    pub fn contents([starts, lines, initial_state_mode, accepted]: &[Vec<i64>; 4]) -> ConvContents<'_> {
+        ConvContents { starts, lines, initial_state_mode, accepted, ..ConvContents::default() }
+    }
 
     /// The output, as the rows imply it.
     pub fn output(&self) -> Option<TensorDesc> {

@@ -1,0 +1,477 @@
+//! FusedCausalConv1d: the causal convolution of CANN for Ascend 950, with windows of 3 rows, over a pool of lines that
+//! keep the last rows of each sequence.
+//!
+//! [`FusedCausalConv1d`] describes a call, which is planned once and launched per layer as a [`FusedConvPlan`], or as an
+//! [`InplaceFusedConvPlan`] that writes to its rows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::convolution::ConvProblem;
+use ascend_spec::ops::fused_causal_conv1d::{FusedConvCall, Parameter, Version};
+use ascend_spec::{TensorDesc, fused_causal_conv1d_arguments};
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+use crate::memory::Element;
+use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::ops::delta_rule::{narrow, number, too_many_values, wide};
+use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
+use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::runtime::{Queue, ReplayCheck, Stream};
+use crate::tensor::{AnyTensor, Tensor};
+
+pub use crate::ops::inplace_fused_causal_conv1d::{InplaceFusedConvOperation, InplaceFusedConvPlan};
+
+entry_points! {
+    fused_causal_conv1d_arguments, FusedConvCall;
+    Version::V1 => 1: aclnnFusedCausalConv1dGetWorkspaceSize, aclnnFusedCausalConv1d;
+}
+
+/// What to do where the installed CANN has no such operator.
+pub(super) const INSTEAD: &str = "run on Ascend 950 with CANN 9.1 or newer, or convolve by CausalConv1d of \
+     vLLM-Ascend's package";
+
+/// A sequence of a call: how many rows it has, and where its last ones are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FusedConvSequence<'a> {
+    /// Its rows in this call.
+    pub rows: usize,
+    /// Its tokens in front of these rows. With 0 it begins: what is in front of its first row is zeros.
+    pub computed: usize,
+    /// The last rows of the call before that are taken back, as those of rejected drafts: the sequence goes on behind
+    /// the row in front of them. They are not among the `computed` tokens.
+    pub rejected: usize,
+    /// Its line of the pool; none leaves the sequence out, as for rows of padding. With
+    /// [blocks](FusedConvSequences::in_blocks) the line of each block, from the first block of the sequence on.
+    pub lines: &'a [usize],
+}
+
+/// The sequences of a call, one behind the other, each with a line of the pool, or one for each of its blocks.
+///
+/// The operator reads these numbers on the device, where nothing checks them. Made here, the host knows them, and plans
+/// refuse numbers that lead elsewhere. They can be [overwritten](Self::overwrite), for the next step of captured
+/// launches. Cloning shares the memory.
+///
+/// A line has 2 rows, and one more for each row that a call may take back.
+#[derive(Clone, Debug)]
+pub struct FusedConvSequences {
+    /// The tensors of [`FusedConvCall::CONTENTS`].
+    tensors: [Option<Tensor<i32>>; 7],
+    /// What they hold.
+    numbers: KnownNumbers<FusedConvCheck, 7>,
+    /// Rows of a line.
+    line_rows: usize,
+    /// Tokens of a block.
+    block_size: Option<usize>,
+    /// Most rows of a sequence.
+    most_rows: usize,
+}
+
+/// What a plan requires of the numbers.
+#[derive(Clone, Debug, PartialEq)]
+struct FusedConvCheck {
+    problem: ConvProblem,
+    allowed: Vec<Box<str>>,
+}
+
+impl NumbersCheck<7> for FusedConvCheck {
+    fn check(&self, numbers: &[Vec<i64>; 7]) -> Result<()> {
+        let allowed: SmallVec<[&str; 4]> = self.allowed.iter().map(|id| &**id).collect();
+        Ok(self.problem.check_contents(FusedConvCall::contents(numbers), &allowed)?)
+    }
+}
+
+/// The line of a sequence that is left out: what `padSlotId` is where a call leaves it as it is.
+const NO_LINE: i32 = -1;
+
+impl FusedConvSequences {
+    /// The sequences of a call over lines of `line_rows` rows, each with one line.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no sequence, more than one line for a sequence, more rows
+    /// taken back than a line has room for, and numbers beyond INT32; otherwise as for [`Stream::upload`].
+    pub fn new(stream: &Stream, line_rows: usize, sequences: &[FusedConvSequence<'_>]) -> Result<Self> {
+        Self::of_numbers(stream, sequences, line_rows, None, numbers_of(line_rows, None, 1, sequences)?)
+    }
+
+    /// The sequences of a call with prefix caching: each has a line for each of its blocks of `block_size` tokens. A
+    /// call leaves the rows in front of each block's end in the line of the block, so that another sequence may begin
+    /// behind it, and goes on from the line of the block of its last row.
+    ///
+    /// # Errors
+    /// As for [`Self::new`], and for a sequence without a line for each block, or with rows taken back from a block
+    /// behind its own.
+    pub fn in_blocks(
+        stream: &Stream,
+        line_rows: usize,
+        block_size: usize,
+        sequences: &[FusedConvSequence<'_>],
+    ) -> Result<Self> {
+        let columns = sequences.iter().map(|sequence| sequence.lines.len()).max().unwrap_or(0);
+        let numbers = numbers_of(line_rows, Some(block_size), columns, sequences)?;
+        Self::of_numbers(stream, sequences, line_rows, Some(block_size), numbers)
+    }
+
+    fn of_numbers(
+        stream: &Stream,
+        sequences: &[FusedConvSequence<'_>],
+        line_rows: usize,
+        block_size: Option<usize>,
+        numbers: [Vec<i32>; 7],
+    ) -> Result<Self> {
+        let mut tensors = [const { None }; 7];
+        for ((parameter, numbers), tensor) in FusedConvCall::CONTENTS.into_iter().zip(&numbers).zip(&mut tensors) {
+            let uploaded = match (numbers.len(), parameter, block_size) {
+                (0, ..) => continue,
+                (count, Parameter::CacheIndices, Some(_)) => {
+                    stream.upload(numbers, [sequences.len(), count / sequences.len()])?
+                }
+                (count, ..) => stream.upload(numbers, [count])?,
+            };
+            uploaded.freeze();
+            *tensor = Some(uploaded);
+        }
+        let most_rows = sequences.iter().map(|sequence| sequence.rows).max().unwrap_or(0);
+        let numbers = KnownNumbers::new("sequences", numbers.map(|numbers| wide(&numbers)));
+        Ok(Self { tensors, numbers, line_rows, block_size, most_rows })
+    }
+
+    /// Waits for a stream, then replaces the sequences by as many others, with as many rows in all: plans, and launches
+    /// that were captured, read the new ones. Other streams that use the sequences have to be waited for before. Where
+    /// none of the first sequences has more than 8 rows, none of these may have more than the longest of them.
+    ///
+    /// # Errors
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and as for
+    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with no more blocks than any of the first sequences;
+    /// [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, or a captured
+    /// launch of such a plan, for as long as the plan or the graph is there. Nothing is replaced then.
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
+    /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
+    /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
+    pub fn overwrite(&self, stream: &Stream, sequences: &[FusedConvSequence<'_>]) -> Result<()> {
+        let [starts, lines, ..] = &self.tensors;
+        let [count, lines] = [starts, lines].map(|tensor| tensor.as_ref().map_or(0, |tensor| tensor.len()));
+        let count = count.saturating_sub(1);
+        if sequences.len() != count {
+            let given = format_args!("{} in place of {count} sequences", sequences.len());
+            return Err(Error::invalid("sequences", given, count).fix("fill up with sequences without a line"));
+        }
+        self.tensors.iter().flatten().try_for_each(|tensor| tensor.on("sequences", stream.context()))?;
+        let numbers = numbers_of(self.line_rows, self.block_size, lines / count.max(1), sequences)?;
+        let tensors = self.tensors.each_ref().map(|tensor| tensor.as_ref().map(|tensor| &**tensor));
+        self.numbers.overwrite(stream, tensors, numbers.map(|numbers| wide(&numbers)), narrow)
+    }
+
+    /// Whether some rows belong to sequences without a line, which the operator leaves out.
+    fn has_unwritten(&self) -> Result<bool> {
+        let no_line = |lines: &[i64]| lines.contains(&i64::from(NO_LINE));
+        self.numbers.read(|[_, lines, ..]| self.block_size.is_none() && no_line(lines))
+    }
+
+    /// The tensor of each argument, by the names that an operator has for [`FusedConvCall::CONTENTS`].
+    pub(super) fn each<P: Copy>(&self, parameters: [P; 7]) -> impl Iterator<Item = (P, &AnyTensor)> {
+        parameters
+            .into_iter()
+            .zip(&self.tensors)
+            .filter_map(|(parameter, tensor)| Some((parameter, &**tensor.as_ref()?)))
+    }
+}
+
+/// The numbers of [`FusedConvCall::CONTENTS`]; with blocks there are `columns` lines for each sequence.
+fn numbers_of(
+    line_rows: usize,
+    block_size: Option<usize>,
+    columns: usize,
+    sequences: &[FusedConvSequence<'_>],
+) -> Result<[Vec<i32>; 7]> {
+    if sequences.is_empty() {
+        return Err(Error::invalid("sequences", 0, "at least one").fix("leave the call out"));
+    }
+    if block_size.is_some_and(|size| size < 2) {
+        return Err(Error::invalid("block_size", block_size.unwrap_or(0), "2 or more").fix("give a block's tokens"));
+    }
+    let mut numbers = [const { Vec::new() }; 7];
+    let [starts, lines, accepted, computed, first, last, initial] = &mut numbers;
+    let mut end = 0usize;
+    starts.push(0);
+    for (index, sequence) in sequences.iter().enumerate() {
+        end = end.saturating_add(sequence.rows);
+        starts.push(number("rows", end)?);
+        let tokens = sequence.computed.saturating_add(sequence.rows);
+        let blocks = block_size.map_or(1, |size| tokens.div_ceil(size));
+        let left_out = block_size.is_none() && sequence.lines.is_empty();
+        if !left_out && !(blocks..=columns).contains(&sequence.lines.len()) {
+            let given = format_args!("{} lines for sequence {index}", sequence.lines.len());
+            let fix = match block_size {
+                Some(_) => "give a line for each block of the computed tokens and the rows",
+                None => "give one line, or none to leave the sequence out",
+            };
+            return Err(Error::invalid("lines", given, format_args!("{blocks} to {columns}")).fix(fix));
+        }
+        for column in 0..columns {
+            let line = sequence.lines.get(column);
+            lines.push(line.map_or(Ok(NO_LINE), |&line| number("lines", line))?);
+        }
+        let room = if sequence.computed == 0 { 0 } else { line_rows.saturating_sub(2) };
+        if sequence.rejected > room {
+            let given = format_args!("{} rows taken back of sequence {index}", sequence.rejected);
+            let allowed = format_args!("0 to {room}, with {line_rows} rows of a line");
+            return Err(Error::invalid("rejected", given, allowed).fix(
+                "make lines of 2 rows and one more for each row that a call takes back; a sequence that begins has \
+                      none",
+            ));
+        }
+        accepted.push(number("line_rows", line_rows.saturating_sub(1).saturating_sub(sequence.rejected))?);
+        computed.push(number("computed", sequence.computed)?);
+        if let Some(size) = block_size {
+            let before = match sequence.computed {
+                0 => 0,
+                tokens => tokens.saturating_add(sequence.rejected).saturating_sub(1) / size,
+            };
+            first.push(number("computed", sequence.computed / size)?);
+            last.push(number("computed", tokens.saturating_sub(1) / size)?);
+            initial.push(number("computed", before)?);
+        }
+    }
+    Ok(numbers)
+}
+
+/// A call of FusedCausalConv1d: each channel of a row becomes the sum of the 3 rows that end with it, each times a
+/// weight of the channel. What is in front of a sequence is in a line of the pool, and the call renews the line.
+///
+/// Describe it, plan it for tensors of certain shapes, and launch the [`FusedConvPlan`] once a layer. Rows, weights and
+/// lines are of `f16`, or all of `bf16`, with a multiple of 16 channels up to 16384, at least 64.
+///
+/// The operator has neither a bias nor an activation; models with windows of 4 rows and SiLU convolve by
+/// [`CausalConv1d`](crate::causal_conv::CausalConv1d).
+///
+/// Source: aclnnFusedCausalConv1d and aclnnInplaceFusedCausalConv1d, for Ascend 950 since CANN 9.1.
+///
+/// ```
+/// use ascend_attention::fused_causal_conv::{FusedCausalConv1d, FusedConvSequence, FusedConvSequences};
+/// use ascend_attention::spec::{Cann, Soc};
+/// use ascend_attention::{Machine, Runtime, bf16};
+///
+/// # fn main() -> ascend_attention::Result<()> {
+/// # #[cfg(feature = "emulation")] {
+/// let stream = Runtime::emulated_as(&Machine::new(Soc::Ascend950, Cann::V9_1))?.device(0)?.stream()?;
+/// let rows = |numbers: &[f32]| numbers.iter().flat_map(|x| [bf16::from_f32(*x); 64]).collect::<Vec<_>>();
+/// // Two lines of two rows, and the sum of a row, twice the one before, and four times the one before that.
+/// let lines = stream.upload(&rows(&[1.0, 5.0, 0.0, 0.0]), [2, 2, 64])?;
+/// let weight = stream.upload(&rows(&[4.0, 2.0, 1.0]), [3, 64])?;
+/// let x = stream.upload(&rows(&[1.0, 3.0, 4.0]), [3, 64])?;
+/// let sequences = FusedConvSequences::new(&stream, 2, &[
+///     FusedConvSequence { rows: 2, computed: 7, rejected: 0, lines: &[0] },
+///     FusedConvSequence { rows: 1, computed: 0, rejected: 0, lines: &[1] },
+/// ])?;
+/// let plan = FusedCausalConv1d::new().plan(&sequences, (&x, &weight, &lines))?;
+/// let y = plan.launch(&stream, (&x, &weight, &lines))?.download(&stream)?;
+/// assert_eq!([y[0], y[64], y[128]], [15.0, 25.0, 4.0].map(bf16::from_f32));
+/// // Each line ends with its sequence's last row.
+/// assert_eq!(lines.download(&stream)?[64], bf16::from_f32(3.0));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a description does nothing until planned"]
+pub struct FusedCausalConv1d {
+    residual: bool,
+    whole_windows: bool,
+    allowed: AllowedLints,
+}
+
+impl FusedCausalConv1d {
+    /// A call whose outputs are the sums.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds each row to its sum, in front of the one rounding.
+    #[doc(alias = "residualConnection")]
+    pub fn residual(mut self) -> Self {
+        self.residual = true;
+        self
+    }
+
+    /// Makes sums zero whose windows begin in front of the sequence's first token, as Pangu V2 does; with
+    /// [`residual`](Self::residual) the output is the row then.
+    #[doc(alias = "convMode")]
+    pub fn whole_windows(mut self) -> Self {
+        self.whole_windows = true;
+        self
+    }
+
+    /// Lets a call through that breaks this lint, such as `fused_conv.shared_line`. The strict emulation makes an error
+    /// of it at the launch.
+    pub fn allow_lint(mut self, id: &str) -> Self {
+        self.allowed.lint(id);
+        self
+    }
+
+    /// Checks a call of these sequences, and prepares it for tensors of these shapes and strides, whose rows are
+    /// exactly those of the sequences: narrow those of a padded step. Nothing is launched, and the tensors are not
+    /// kept.
+    ///
+    /// # Errors
+    /// Before any function of the operator is called: [`Error::Violation`]; [`Error::UnknownProduct`],
+    /// [`Error::MissingOperator`], [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for lines of other rows than the
+    /// sequences were made for, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices.
+    /// After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    #[doc(alias = "aclnnFusedCausalConv1dGetWorkspaceSize")]
+    pub fn plan<'a, T: Element>(
+        &self,
+        sequences: &FusedConvSequences,
+        inputs: impl Into<FusedConvInputs<'a, T>>,
+    ) -> Result<FusedConvPlan> {
+        let inputs = inputs.into();
+        let context = inputs.x.memory().context();
+        let given = inputs.each(INPUTS).chain(sequences.each(FusedConvCall::CONTENTS));
+        let tensors = named_tensors(&[], &[], given);
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
+        let call = self.call(sequences, &inputs)?;
+        let call = FusedConvCall { y: call.output(), ..call };
+        let recorded = AnyArguments::FusedCausalConv1d(call.to_arguments());
+        FusedConvPlan::of_call(context, (&call, Version::V1), inputs.x, recorded, &tensors, || {
+            let target = context.target()?;
+            let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(inputs.x))?;
+            let problem = call.check(target)?;
+            let allowed = self.allowed.ids(lints_of::<Version>)?;
+            call.lint(target, &allowed)?;
+            let numbers = [sequences.require(problem, &allowed)?];
+            Ok((FusedConvOperation { sequences: sequences.clone(), numbers, y }, problem.is_idle()))
+        })
+    }
+
+    /// Which lints the call may break.
+    pub(super) fn allowed(&self) -> &AllowedLints {
+        &self.allowed
+    }
+
+    /// The call without an output.
+    pub(super) fn call<T: Element>(
+        &self,
+        sequences: &FusedConvSequences,
+        inputs: &FusedConvInputs<'_, T>,
+    ) -> Result<FusedConvCall> {
+        if let [_, rows, _] = *inputs.lines.shape()
+            && rows != sequences.line_rows
+        {
+            let allowed = format_args!("{}, for which the sequences were made", sequences.line_rows);
+            return Err(Error::invalid("lines", format_args!("{rows} rows of a line"), allowed)
+                .fix("make the sequences with the rows of the lines"));
+        }
+        let desc = |tensor: &AnyTensor| Some(*tensor.desc());
+        let numbers = sequences.tensors.each_ref().map(|tensor| tensor.as_ref().and_then(|tensor| desc(tensor)));
+        let [query_start_loc, cache_indices, num_accepted_tokens, num_computed_tokens, first, last, initial] = numbers;
+        let size = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
+        Ok(FusedConvCall {
+            x: desc(inputs.x),
+            weight: desc(inputs.weight),
+            conv_states: desc(inputs.lines),
+            query_start_loc,
+            cache_indices,
+            num_accepted_tokens,
+            num_computed_tokens,
+            block_idx_first_scheduled_token: first,
+            block_idx_last_scheduled_token: last,
+            initial_state_idx: initial,
+            max_query_len: size(sequences.most_rows),
+            residual_connection: i64::from(self.residual),
+            block_size: sequences.block_size.map_or(FusedConvCall::default().block_size, size),
+            conv_mode: i64::from(self.whole_windows),
+            ..FusedConvCall::default()
+        })
+    }
+}
+
+impl FusedConvSequences {
+    /// Checks the numbers for a plan, and those that replace them.
+    pub(super) fn require(&self, problem: ConvProblem, allowed: &[&str]) -> Result<Arc<dyn ReplayCheck>> {
+        let allowed = allowed.iter().map(|&id| id.into()).collect();
+        self.numbers.require(FusedConvCheck { problem, allowed })
+    }
+}
+
+/// The parameters of [`FusedConvInputs`].
+const INPUTS: [Parameter; 3] = [Parameter::X, Parameter::Weight, Parameter::ConvStates];
+
+/// What a launch reads, and the lines that it reads and writes. From rows, weights and lines.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a description of tensors does nothing until planned or launched"]
+pub struct FusedConvInputs<'a, T: Element> {
+    pub(super) x: &'a Tensor<T>,
+    weight: &'a Tensor<T>,
+    lines: &'a Tensor<T>,
+}
+
+impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for FusedConvInputs<'a, T> {
+    /// Rows `[T, channels]`, weights `[3, channels]`, which are the model's `[channels, 3]` transposed, and lines
+    /// `[lines, C, channels]`, of at least 2 rows each. Rows and lines may have gaps between their rows.
+    fn from((x, weight, lines): (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)) -> Self {
+        Self { x, weight, lines }
+    }
+}
+
+impl<'a, T: Element> FusedConvInputs<'a, T> {
+    /// Rows, weights and lines by the names that an operator has for them.
+    pub(super) fn each<P>(&self, parameters: [P; 3]) -> impl Iterator<Item = (P, &'a AnyTensor)> {
+        let tensors: [&'a AnyTensor; 3] = [self.x, self.weight, self.lines];
+        parameters.into_iter().zip(tensors)
+    }
+}
+
+/// A call of FusedCausalConv1d that was checked and prepared. From [`FusedCausalConv1d::plan`].
+///
+/// A launch reads and writes the lines, and writes rows of the shape of `x`.
+pub type FusedConvPlan = operation::Plan<FusedConvOperation>;
+
+/// FusedCausalConv1d, as its [`FusedConvPlan`] knows it.
+#[derive(Debug)]
+pub struct FusedConvOperation {
+    sequences: FusedConvSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
+    y: TensorDesc,
+}
+
+impl Sealed for FusedConvOperation {}
+
+impl Operation for FusedConvOperation {
+    type Inputs<'a, T: Element> = FusedConvInputs<'a, T>;
+    type Output<T: Element> = Tensor<T>;
+    type Parameter = Parameter;
+
+    fn output<T: Element>(&self, plan: &FusedConvPlan) -> Result<Tensor<T>> {
+        new_output(plan.context(), Parameter::Y.name(), self.y)
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &FusedConvPlan,
+        queue: &impl Queue,
+        inputs: &FusedConvInputs<'_, T>,
+        y: &mut Tensor<T>,
+    ) -> Result<()> {
+        let output: (_, &AnyTensor) = (Parameter::Y, y);
+        let sequences = self.sequences.each(FusedConvCall::CONTENTS);
+        let given = named_tensors(&[output], &[], inputs.each(INPUTS).chain(sequences));
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
+    }
+
+    fn clear_unwritten<T: Element>(&self, stream: &Stream, y: &Tensor<T>) -> Result<()> {
+        match self.sequences.has_unwritten()? {
+            true => y.clear(stream),
+            false => Ok(()),
+        }
+    }
+
+    fn describe(&self, _: &FusedConvPlan, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("y", &self.y.shape);
+    }
+}

@@ -1,0 +1,97 @@
+//! InplaceFusedCausalConv1d: FusedCausalConv1d that writes its outputs to the rows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::inplace_fused_causal_conv1d_arguments;
+use ascend_spec::ops::fused_causal_conv1d;
+use ascend_spec::ops::inplace_fused_causal_conv1d::{InplaceFusedConvCall, Parameter, Version};
+
+use crate::error::Result;
+use crate::memory::Element;
+use crate::operator::{entry_points, lints_of, named_tensors, phase_one};
+use crate::ops::fused_causal_conv1d::{FusedCausalConv1d, FusedConvInputs, FusedConvSequences, INSTEAD};
+use crate::ops::operation::{self, Operation, Sealed};
+use crate::runtime::{Queue, ReplayCheck};
+
+entry_points! {
+    inplace_fused_causal_conv1d_arguments, InplaceFusedConvCall;
+    Version::V1 => 1: aclnnInplaceFusedCausalConv1dGetWorkspaceSize, aclnnInplaceFusedCausalConv1d;
+}
+
+/// The parameters of [`FusedConvInputs`].
+const INPUTS: [Parameter; 3] = [Parameter::X, Parameter::Weight, Parameter::ConvStates];
+
+impl FusedCausalConv1d {
+    /// As [`plan`](Self::plan), of launches that write the outputs to their rows: a second launch convolves the outputs
+    /// of the first.
+    ///
+    /// # Errors
+    /// As for [`plan`](Self::plan).
+    #[doc(alias = "aclnnInplaceFusedCausalConv1dGetWorkspaceSize")]
+    pub fn plan_in_place<'a, T: Element>(
+        &self,
+        sequences: &FusedConvSequences,
+        inputs: impl Into<FusedConvInputs<'a, T>>,
+    ) -> Result<InplaceFusedConvPlan> {
+        let inputs = inputs.into();
+        let context = inputs.x.memory().context();
+        let given = inputs.each(INPUTS).chain(sequences.each(InplaceFusedConvCall::CONTENTS));
+        let tensors = named_tensors(&[], &[], given);
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
+        let call = InplaceFusedConvCall::from(self.call(sequences, &inputs)?);
+        let recorded = AnyArguments::InplaceFusedCausalConv1d(call.to_arguments());
+        InplaceFusedConvPlan::of_call(context, (&call, Version::V1), inputs.x, recorded, &tensors, || {
+            let target = context.target()?;
+            let problem = call.check(target)?;
+            let allowed = self.allowed().ids(lints_of::<fused_causal_conv1d::Version>)?;
+            call.lint(target, &allowed)?;
+            let numbers = [sequences.require(problem, &allowed)?];
+            Ok((InplaceFusedConvOperation { sequences: sequences.clone(), numbers }, problem.is_idle()))
+        })
+    }
+}
+
+/// A call of InplaceFusedCausalConv1d that was checked and prepared. From [`FusedCausalConv1d::plan_in_place`].
+///
+/// A launch reads and writes the rows and the lines. Rows of a sequence without a line keep what they are.
+pub type InplaceFusedConvPlan = operation::Plan<InplaceFusedConvOperation>;
+
+/// InplaceFusedCausalConv1d, as its [`InplaceFusedConvPlan`] knows it.
+#[derive(Debug)]
+pub struct InplaceFusedConvOperation {
+    sequences: FusedConvSequences,
+    numbers: [Arc<dyn ReplayCheck>; 1],
+}
+
+impl Sealed for InplaceFusedConvOperation {}
+
+impl Operation for InplaceFusedConvOperation {
+    type Inputs<'a, T: Element> = FusedConvInputs<'a, T>;
+    type Output<T: Element> = ();
+    type Parameter = Parameter;
+    const MAKES_OUTPUT: bool = false;
+
+    fn output<T: Element>(&self, _: &InplaceFusedConvPlan) -> Result<()> {
+        Ok(())
+    }
+
+    fn launch<T: Element>(
+        &self,
+        plan: &InplaceFusedConvPlan,
+        queue: &impl Queue,
+        inputs: &FusedConvInputs<'_, T>,
+        (): &mut (),
+    ) -> Result<()> {
+        let sequences = self.sequences.each(InplaceFusedConvCall::CONTENTS);
+        let given = named_tensors(&[], &[], inputs.each(INPUTS).chain(sequences));
+        plan.queue(queue, &given, || Ok(())).flatten()
+    }
+
+    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
+        &self.numbers
+    }
+
+    fn describe(&self, _: &InplaceFusedConvPlan, _: &mut fmt::DebugStruct<'_, '_>) {}
+}
