@@ -32,7 +32,7 @@ GROUPS = [
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["layouts", "paged", "latent", "scatter", "merging", "serving"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["indexer", "sparse", "block_sparse"]),
     (STRICT | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["quant_indexer", "quant_sparse"]),
-    (TRACED | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["fusion", "dot_product", "ascend950", "gather"]),
+    (TRACED | {"ASCEND_EMU_SOC": "Ascend950PR_9599"}, ["fusion", "dot_product", "ascend950", "gather", "convolution"]),
     (TRACED | {"ASCEND_EMU_SOC": "Ascend310P3"}, ["atlas310p"]),
 ]
 
