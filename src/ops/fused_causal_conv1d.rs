@@ -230,8 +230,18 @@ fn numbers_of(
                 0 => 0,
                 tokens => tokens.saturating_add(sequence.rejected).saturating_sub(1) / size,
             };
+            let end = tokens.saturating_sub(1) / size;
+            if before > end {
+                let given =
+                    format_args!("{} rows taken back of sequence {index} from block {before}", sequence.rejected);
+                let allowed = format_args!("a last new row in block {before} or behind it, not in block {end}");
+                return Err(Error::invalid("rejected", given, allowed).fix(format_args!(
+                    "give the sequence at least {} rows: it goes on from the line of block {before}",
+                    (before.saturating_mul(size) + 1).saturating_sub(sequence.computed),
+                )));
+            }
             first.push(number("computed", sequence.computed / size)?);
-            last.push(number("computed", tokens.saturating_sub(1) / size)?);
+            last.push(number("computed", end)?);
             initial.push(number("computed", before)?);
         }
     }

@@ -114,43 +114,47 @@ proptest! {
         prop_assert_eq!(&after[rest.clone()], &before[rest]);
     }
 
-    /// A sequence leaves rows in front of each block's end; another one begins behind any of these blocks.
+    /// A sequence, of which the last rows may be taken back, leaves rows in front of each block's end; another one
+    /// begins behind any of these blocks.
     #[test]
     fn sequences_begin_behind_blocks_of_others(
-        chunks in prop::collection::vec(1usize..20, 1..4),
+        chunks in prop::collection::vec((1usize..20, 0usize..5), 1..5),
         size in 2usize..9,
+        room in 0usize..4,
         rows in 1usize..12,
         hit in 0usize..8,
         seed in 0u64..1000,
     ) {
         let stream = stream();
-        let total: usize = chunks.iter().sum();
-        let blocks = total.div_ceil(size);
-        let pool = stream.upload(&halves(seed, 80 * 2 * CHANNELS), [80, 2, CHANNELS]).unwrap();
+        let line_rows = 2 + room;
+        let pool = stream.upload(&halves(seed, 100 * line_rows * CHANNELS), [100, line_rows, CHANNELS]).unwrap();
         let weight = halves(seed + 1, 3 * CHANNELS);
         let weights = stream.upload(&weight, [3, CHANNELS]).unwrap();
-        let x = halves(seed + 2, total * CHANNELS);
         // Blocks from the last line on.
-        let lines: Vec<usize> = (0..blocks).map(|block| 79 - block).collect();
+        let lines: Vec<usize> = (0..50).map(|block| 99 - block).collect();
         let launch = |sequence: FusedConvSequence<'_>, x: &[bf16]| {
             let on_device = stream.upload(x, [x.len() / CHANNELS, CHANNELS]).unwrap();
             let inputs = (&on_device, &weights, &pool);
-            let sequences = FusedConvSequences::in_blocks(&stream, 2, size, &[sequence]).unwrap();
+            let sequences = FusedConvSequences::in_blocks(&stream, line_rows, size, &[sequence]).unwrap();
             let plan = FusedCausalConv1d::new().plan(&sequences, inputs).unwrap();
             plan.launch(&stream, inputs).unwrap().download(&stream).unwrap()
         };
-        let mut computed = 0;
-        for rows in chunks {
-            let own = computed * CHANNELS..(computed + rows) * CHANNELS;
-            let sequence = FusedConvSequence { rows, computed, rejected: 0, lines: &lines };
-            let want = definition(&front(&x[..own.start]), &x[own.clone()], &weight, false, 0);
-            close(&launch(sequence, &x[own]), &want)?;
-            computed += rows;
+        let (mut x, mut rejected): (Vec<bf16>, usize) = (Vec::new(), 0);
+        for (number, (rows, back)) in chunks.into_iter().enumerate() {
+            let computed = x.len() / CHANNELS;
+            // The rows reach the block of the last one that is taken back.
+            let block = (computed + rejected).saturating_sub(1) / size;
+            let rows = rows.max((block * size + 1).saturating_sub(computed));
+            let own = halves(seed + 4 + number as u64, rows * CHANNELS);
+            let sequence = FusedConvSequence { rows, computed, rejected, lines: &lines };
+            close(&launch(sequence, &own), &definition(&front(&x), &own, &weight, false, 0))?;
+            rejected = back.min(room).min(rows - 1);
+            x.extend_from_slice(&own[..(rows - rejected) * CHANNELS]);
         }
         // As many whole blocks as are shared, then blocks of the second sequence's own.
-        let shared = hit % (total / size + 1);
+        let shared = hit % (x.len() / CHANNELS / size + 1);
         let computed = shared * size;
-        let own: Vec<usize> = (0..(computed + rows).div_ceil(size)).map(|block| if block < shared { 79 - block } else { block }).collect();
+        let own: Vec<usize> = (0..(computed + rows).div_ceil(size)).map(|block| if block < shared { 99 - block } else { block }).collect();
         let other = halves(seed + 3, rows * CHANNELS);
         let sequence = FusedConvSequence { rows, computed, rejected: 0, lines: &own };
         let want = definition(&front(&x[..computed * CHANNELS]), &other, &weight, false, 0);
@@ -196,6 +200,11 @@ fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
     blocks(8, &[0, 1]).unwrap();
     refused(blocks(8, &[0]), "1 lines for sequence 0");
     refused(blocks(1, &[0; 12]), "2 or more");
+    let taken_back = FusedConvSequence { rows: 1, computed: 7, rejected: 2, lines: &[0, 1] };
+    let behind =
+        |rows| FusedConvSequences::in_blocks(&stream, 4, 8, &[FusedConvSequence { rows, ..taken_back }]).map(drop);
+    refused(behind(1), "give the sequence at least 2 rows: it goes on from the line of block 1");
+    behind(2).unwrap();
     refused(blocks(11, &[0, 0]), "line 0 twice for sequence 0");
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let x = filled(&stream, bf16::ONE, [3, CHANNELS]);
