@@ -52,8 +52,8 @@
 //!   sequences of such calls. [`block_sparse`]: attention to blocks of keys by a mask. [`nsa_compress`],
 //!   [`nsa_compress_with_cache`], [`nsa_compress_attention_infer`], [`nsa_selected_attention_infer`]: native sparse
 //!   attention, which compresses tokens, and by these selects the blocks that it attends to.
-//! - [`causal_conv`]: the causal convolution in front of linear attention. [`fused_causal_conv`]: that of CANN, for
-//!   Ascend 950.
+//! - [`causal_conv`]: the causal convolution in front of linear attention. [`fused_causal_conv`],
+//!   [`inplace_fused_causal_conv`]: that of CANN, for Ascend 950.
 //! - [`recurrent_delta_rule`], [`chunk_delta_rule`]: linear attention by the gated delta rule; [`delta_rule`]: its
 //!   sequences and states.
 //! - [`blockwise`]: attention under any mask, by blocks and by rows, merged.

@@ -6,6 +6,11 @@ use crate::{Rule, Violation};
 pub trait ContentFault {
     /// What is there, and what would do.
     fn texts(&self) -> [String; 2];
+
+    /// What to change, where the advice of the rule does not mend it.
+    fn fix(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Refuses a call by the first of its faults that has a rule.
@@ -13,8 +18,12 @@ pub(crate) fn check_faults<F: ContentFault>(
     faults: impl IntoIterator<Item = F>,
     rule: impl Fn(&F) -> Option<&'static Rule>,
 ) -> Result<(), Violation> {
-    let broken = faults.into_iter().find_map(|fault| Some((rule(&fault)?, fault.texts())));
-    broken.map_or(Ok(()), |(rule, [given, allowed])| Err(rule.broken(given, allowed)))
+    let broken = faults.into_iter().find_map(|fault| Some((rule(&fault)?, fault)));
+    broken.map_or(Ok(()), |(rule, fault)| {
+        let [given, allowed] = fault.texts();
+        let violation = rule.broken(given, allowed);
+        Err(Violation { fix: fault.fix().unwrap_or(violation.fix), ..violation })
+    })
 }
 
 /// Shows faults by their texts.

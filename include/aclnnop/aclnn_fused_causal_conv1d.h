@@ -2,7 +2,8 @@
  * aclnnFusedCausalConv1d (libopapi): the causal convolution of windows of 3 rows, from CANN 9.1 on.
  * Written for this project from the documented ABI; no vendor text.
  *
- * The tensors behind convStates may be null; initialStateMode, bias, activationMode and runMode are not read.
+ * queryStartLoc (with x [B, L, dim]), cacheIndices, numAcceptedTokens, numComputedTokens and the tensors of blocks may
+ * be null; initialStateMode, bias, activationMode and runMode are not read.
  */
 #ifndef ASCEND_ATTENTION_ACLNNOP_ACLNN_FUSED_CAUSAL_CONV1D_H_
 #define ASCEND_ATTENTION_ACLNNOP_ACLNN_FUSED_CAUSAL_CONV1D_H_

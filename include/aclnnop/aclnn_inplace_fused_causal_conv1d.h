@@ -2,7 +2,8 @@
  * aclnnInplaceFusedCausalConv1d (libopapi): the same as aclnnFusedCausalConv1d, which writes to x.
  * Written for this project from the documented ABI; no vendor text.
  *
- * The tensors behind convStates may be null; initialStateMode, bias, activationMode and runMode are not read.
+ * queryStartLoc (with x [B, L, dim]), cacheIndices, numAcceptedTokens, numComputedTokens and the tensors of blocks may
+ * be null; initialStateMode, bias, activationMode and runMode are not read.
  */
 #ifndef ASCEND_ATTENTION_ACLNNOP_ACLNN_INPLACE_FUSED_CAUSAL_CONV1D_H_
 #define ASCEND_ATTENTION_ACLNNOP_ACLNN_INPLACE_FUSED_CAUSAL_CONV1D_H_

@@ -13,9 +13,11 @@
 //! and `top_k_output`, are I32: those of a row are compared as a set, scores of positions with those of the same
 //! positions, and -2147483648 means "not specified". Where an operator writes a part of a
 //! tensor, as ScatterPaKvCache does of a cache, the tensor is what it holds before the call, and the name with `_out`
-//! is what is expected of it; the new rows of InplaceFusedCausalConv1d are `y`. The metadata holds strings. The operator's other arguments have their names in snake
-//! case, too: integers, decimal numbers, `true` or `false`, texts, and JSON lists of integers. Absent, an attribute has
-//! the operator's default, and a list is a null pointer. The other keys are:
+//! is what is expected of it; the new rows of InplaceFusedCausalConv1d are `y`.
+//!
+//! The metadata holds strings. The operator's other arguments have their names in snake case, too: integers, decimal
+//! numbers, `true` or `false`, texts, and JSON lists of integers. Absent, an attribute has the operator's default, and
+//! a list is a null pointer. The other keys are:
 //!
 //! - `format`, `version`: `ascend-attention-case`, `1`
 //! - `op`: the operator, such as `fused_infer_attention_score`
@@ -40,9 +42,8 @@
 //! - `rms_rtol`: tolerance of `attention_out` of FusedInferAttentionScore, and of `out` of ChunkGatedDeltaRule, as a
 //!   whole: `sqrt(sum (got - want)^2 / sum want^2)`
 //! - `state_rms_rtol`: the same, of states of ChunkGatedDeltaRule
-//! - `state_strides`: the strides of `state` of RecurrentGatedDeltaRule, and `conv_states_strides` those of
-//!   `conv_states` of FusedCausalConv1d, a JSON list; the file has the elements
-//!   row-major
+//! - `state_strides`, `conv_states_strides`: the strides of `state` of RecurrentGatedDeltaRule, and of `conv_states` of
+//!   FusedCausalConv1d and its in-place form, a JSON list; the file has the elements row-major
 //! - `provider`: whose build of the operator the case is for, where it is not CANN's; such cases are left out as
 //!   unsupported, except of the operators that CANN does not have
 //! - `expect`: `ok`, or `reject`: the call must be refused before any work is done

@@ -178,7 +178,7 @@ fn upload_strided(stream: &Stream, tensor: &CaseTensor, desc: TensorDesc) -> Res
     let end = desc.byte_range().and_then(|range| usize::try_from(range.end).ok());
     let mut bytes = Vec::new();
     let room = end.filter(|end| bytes.try_reserve_exact(*end).is_ok()).ok_or_else(|| {
-        Error::invalid("state", desc, "a view that fits in the host's memory").fix("give smaller strides")
+        Error::invalid("strides", desc, "a view that fits in the host's memory").fix("give smaller strides")
     })?;
     bytes.resize(room, 0);
     for (index, element) in tensor.bytes().chunks_exact(size).enumerate() {

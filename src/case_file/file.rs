@@ -55,15 +55,20 @@ impl Case {
     }
 }
 
-/// The rows of InplaceFusedCausalConv1d after the call: files name them as those of FusedCausalConv1d.
+/// What files call the rows of InplaceFusedCausalConv1d after the call: they are named as those of FusedCausalConv1d.
 const NEW_ROWS: &str = "y";
+
+/// Whether a parameter is the rows that become [`NEW_ROWS`].
+fn has_new_rows(operator: DeclaredOperator, parameter: &str) -> bool {
+    operator == DeclaredOperator::InplaceFusedCausalConv1d && parameter == "x"
+}
 
 /// The output that a tensor of a file is expected of: one of its name or, for a tensor of which a case also has the
 /// content before the call, one of its name without `_out`.
 fn expected_parameter(operator: DeclaredOperator, name: &str) -> Option<&'static ParameterInfo> {
     let (name, has_both) = match name.strip_suffix("_out") {
-        _ if (operator, name) == (DeclaredOperator::InplaceFusedCausalConv1d, NEW_ROWS) => ("x", true),
-        Some(stem) if operator.parameter_named(name).is_none() => (stem, true),
+        _ if name == NEW_ROWS && has_new_rows(operator, "x") => ("x", true),
+        Some(stem) if operator.parameter_named(name).is_none() && !has_new_rows(operator, stem) => (stem, true),
         _ => (name, false),
     };
     let output = operator.parameter_named(name)?;
@@ -115,10 +120,10 @@ impl<A: CaseArguments> Case<A> {
         for (name, tensor) in &self.expected {
             let parameter = operator.parameter_named(name);
             let has_both = parameter.is_some_and(|parameter| is_input(operator, parameter));
-            let name = match (operator, *name) {
-                (DeclaredOperator::InplaceFusedCausalConv1d, "x") => NEW_ROWS.to_owned(),
-                (_, name) if has_both => format!("{name}_out"),
-                (_, name) => name.to_owned(),
+            let name = match *name {
+                name if has_new_rows(operator, name) => NEW_ROWS.to_owned(),
+                name if has_both => format!("{name}_out"),
+                name => name.to_owned(),
             };
             named.push((name, tensor));
         }

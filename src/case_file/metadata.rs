@@ -258,7 +258,7 @@ pub(super) fn takes(operator: DeclaredOperator, key: &str) -> bool {
         "state_rms_rtol" | "exact_atol" | "exact_rtol" | "exact_state_atol" | "exact_state_rtol" => has("final_state"),
         "state_atol" | "state_rtol" | "provider" => has("state") || has("final_state") || has("conv_states"),
         "state_strides" => has("state"),
-        // The older operator reads contiguous lines alone.
+        // CausalConv1d reads contiguous lines alone.
         "conv_states_strides" => has("conv_states") && operator != DeclaredOperator::CausalConv1d,
         "out_dtype" => inference || operator == DeclaredOperator::PromptFlashAttention,
         "softmax_atol" | "softmax_rtol" => has("softmax_max") || operator == DeclaredOperator::BlockSparseAttention,

@@ -113,7 +113,7 @@ fn numbers_of(sequences: &[ConvSequence]) -> Result<[Vec<i32>; 3]> {
 }
 
 /// The line of a sequence that is left out: what `padSlotId` is where a call leaves it as it is.
-const NO_LINE: i32 = -1;
+pub(super) const NO_LINE: i32 = -1;
 
 impl ConvSequences {
     /// The sequences of a call.

@@ -2,36 +2,31 @@
 //! keep the last rows of each sequence.
 //!
 //! [`FusedCausalConv1d`] describes a call, which is planned once and launched per layer as a [`FusedConvPlan`], or as an
-//! [`InplaceFusedConvPlan`] that writes to its rows.
+//! [`InplaceFusedConvPlan`](crate::inplace_fused_causal_conv::InplaceFusedConvPlan) that writes to its rows.
 
 use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::convolution::ConvProblem;
-use ascend_spec::ops::fused_causal_conv1d::{FusedConvCall, Parameter, Version};
-use ascend_spec::{TensorDesc, fused_causal_conv1d_arguments};
+use ascend_spec::ops::fused_causal_conv1d::{FusedConvCall, Parameter, Version, rules};
+use ascend_spec::{TensorDesc, Violation, fused_causal_conv1d_arguments};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::ops::causal_conv1d::NO_LINE;
 use crate::ops::delta_rule::{narrow, number, too_many_values, wide};
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Queue, ReplayCheck, Stream};
+use crate::runtime::{Queue, ReplayCheck, Runtime, Stream};
 use crate::tensor::{AnyTensor, Tensor};
-
-pub use crate::ops::inplace_fused_causal_conv1d::{InplaceFusedConvOperation, InplaceFusedConvPlan};
 
 entry_points! {
     fused_causal_conv1d_arguments, FusedConvCall;
     Version::V1 => 1: aclnnFusedCausalConv1dGetWorkspaceSize, aclnnFusedCausalConv1d;
 }
-
-/// What to do where the installed CANN has no such operator.
-pub(super) const INSTEAD: &str = "run on Ascend 950 with CANN 9.1 or newer, or convolve by CausalConv1d of \
-     vLLM-Ascend's package";
 
 /// A sequence of a call: how many rows it has, and where its last ones are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,11 +35,12 @@ pub struct FusedConvSequence<'a> {
     pub rows: usize,
     /// Its tokens in front of these rows. With 0 it begins: what is in front of its first row is zeros.
     pub computed: usize,
-    /// The last rows of the call before that are taken back, as those of rejected drafts: the sequence goes on behind
-    /// the row in front of them. They are not among the `computed` tokens.
+    /// Rows at the end of the call before that were rejected, as drafts are: the sequence goes on behind the row in front
+    /// of them. `computed` does not count them.
     pub rejected: usize,
     /// Its line of the pool; none leaves the sequence out, as for rows of padding. With
-    /// [blocks](FusedConvSequences::in_blocks) the line of each block, from the first block of the sequence on.
+    /// [blocks](FusedConvSequences::in_blocks) the line of each of its blocks, from its first token on, also of those
+    /// that the call does not touch.
     pub lines: &'a [usize],
 }
 
@@ -54,7 +50,7 @@ pub struct FusedConvSequence<'a> {
 /// refuse numbers that lead elsewhere. They can be [overwritten](Self::overwrite), for the next step of captured
 /// launches. Cloning shares the memory.
 ///
-/// A line has 2 rows, and one more for each row that a call may take back.
+/// A line has 2 rows, and one more for each row that may be rejected.
 #[derive(Clone, Debug)]
 pub struct FusedConvSequences {
     /// The tensors of [`FusedConvCall::CONTENTS`].
@@ -83,15 +79,12 @@ impl NumbersCheck<7> for FusedConvCheck {
     }
 }
 
-/// The line of a sequence that is left out: what `padSlotId` is where a call leaves it as it is.
-const NO_LINE: i32 = -1;
-
 impl FusedConvSequences {
     /// The sequences of a call over lines of `line_rows` rows, each with one line.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no sequence, more than one line for a sequence, more rows
-    /// taken back than a line has room for, and numbers beyond INT32; otherwise as for [`Stream::upload`].
+    /// rejected than a line has room for, and numbers beyond INT32; otherwise as for [`Stream::upload`].
     pub fn new(stream: &Stream, line_rows: usize, sequences: &[FusedConvSequence<'_>]) -> Result<Self> {
         Self::of_numbers(stream, sequences, line_rows, None, numbers_of(line_rows, None, 1, sequences)?)
     }
@@ -101,8 +94,8 @@ impl FusedConvSequences {
     /// behind it, and goes on from the line of the block of its last row.
     ///
     /// # Errors
-    /// As for [`Self::new`], and for a sequence without a line for each block, or with rows taken back from a block
-    /// behind its own.
+    /// As for [`Self::new`], for a sequence without a line for each block, for blocks of fewer than 2 tokens, and for
+    /// rows rejected in a block behind that of the last new row.
     pub fn in_blocks(
         stream: &Stream,
         line_rows: usize,
@@ -140,11 +133,12 @@ impl FusedConvSequences {
 
     /// Waits for a stream, then replaces the sequences by as many others, with as many rows in all: plans, and launches
     /// that were captured, read the new ones. Other streams that use the sequences have to be waited for before. Where
-    /// none of the first sequences has more than 8 rows, none of these may have more than the longest of them.
+    /// none of the first sequences has more than 8 rows, none of these may have more than the longest of them. Each has
+    /// at least one row.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and as for
-    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with no more blocks than any of the first sequences;
+    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with no more lines of blocks than the longest list of the first sequences;
     /// [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, or a captured
     /// launch of such a plan, for as long as the plan or the graph is there. Nothing is replaced then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
@@ -156,7 +150,10 @@ impl FusedConvSequences {
         let count = count.saturating_sub(1);
         if sequences.len() != count {
             let given = format_args!("{} in place of {count} sequences", sequences.len());
-            return Err(Error::invalid("sequences", given, count).fix("fill up with sequences without a line"));
+            return Err(Error::invalid("sequences", given, count).fix(match self.block_size {
+                None => "fill up with rows of padding, as sequences without a line",
+                Some(_) => "fill up with rows of padding, as sequences with scratch lines",
+            }));
         }
         self.tensors.iter().flatten().try_for_each(|tensor| tensor.on("sequences", stream.context()))?;
         let numbers = numbers_of(self.line_rows, self.block_size, lines / count.max(1), sequences)?;
@@ -216,7 +213,7 @@ fn numbers_of(
         }
         let room = if sequence.computed == 0 { 0 } else { line_rows.saturating_sub(2) };
         if sequence.rejected > room {
-            let given = format_args!("{} rows taken back of sequence {index}", sequence.rejected);
+            let given = format_args!("{} rejected rows of sequence {index}", sequence.rejected);
             let allowed = format_args!("0 to {room}, with {line_rows} rows of a line");
             return Err(Error::invalid("rejected", given, allowed).fix(
                 "make lines of 2 rows and one more for each row that a call takes back; a sequence that begins has \
@@ -232,8 +229,7 @@ fn numbers_of(
             };
             let end = tokens.saturating_sub(1) / size;
             if before > end {
-                let given =
-                    format_args!("{} rows taken back of sequence {index} from block {before}", sequence.rejected);
+                let given = format_args!("{} rejected rows of sequence {index}, to block {before}", sequence.rejected);
                 let allowed = format_args!("a last new row in block {before} or behind it, not in block {end}");
                 return Err(Error::invalid("rejected", given, allowed).fix(format_args!(
                     "give the sequence at least {} rows: it goes on from the line of block {before}",
@@ -252,7 +248,8 @@ fn numbers_of(
 /// weight of the channel. What is in front of a sequence is in a line of the pool, and the call renews the line.
 ///
 /// Describe it, plan it for tensors of certain shapes, and launch the [`FusedConvPlan`] once a layer. Rows, weights and
-/// lines are of `f16`, or all of `bf16`, with a multiple of 16 channels up to 16384, at least 64.
+/// lines are of `f16`, or all of `bf16`, with a multiple of 16 channels up to 16384, at least 64 where no sequence has more
+/// than 8 rows.
 ///
 /// The operator has neither a bias nor an activation; models with windows of 4 rows and SiLU convolve by
 /// [`CausalConv1d`](crate::causal_conv::CausalConv1d).
@@ -327,8 +324,8 @@ impl FusedCausalConv1d {
     ///
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`]; [`Error::UnknownProduct`],
-    /// [`Error::MissingOperator`], [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for lines of other rows than the
-    /// sequences were made for, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices.
+    /// [`Error::MissingOperator`], [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for `x` of other than 2 axes, and
+    /// for lines of other rows than the sequences were made for, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices.
     /// After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFusedCausalConv1dGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(
@@ -340,7 +337,8 @@ impl FusedCausalConv1d {
         let context = inputs.x.memory().context();
         let given = inputs.each(INPUTS).chain(sequences.each(FusedConvCall::CONTENTS));
         let tensors = named_tensors(&[], &[], given);
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
+        phases_of(Version::V1).admit(context, Version::V1.info(), rules::PRODUCT.fix, tensors.iter().copied())?;
+        released(context.runtime())?;
         let call = self.call(sequences, &inputs)?;
         let call = FusedConvCall { y: call.output(), ..call };
         let recorded = AnyArguments::FusedCausalConv1d(call.to_arguments());
@@ -366,6 +364,11 @@ impl FusedCausalConv1d {
         sequences: &FusedConvSequences,
         inputs: &FusedConvInputs<'_, T>,
     ) -> Result<FusedConvCall> {
+        if inputs.x.shape().len() != 2 {
+            let given = format_args!("{:?}", inputs.x.shape());
+            return Err(Error::invalid("x", given, "2 axes, the rows of all sequences and their channels")
+                .fix("view the rows as [rows, channels]: the sequences say which are whose"));
+        }
         if let [_, rows, _] = *inputs.lines.shape()
             && rows != sequences.line_rows
         {
@@ -403,6 +406,23 @@ impl FusedConvSequences {
         let allowed = allowed.iter().map(|&id| id.into()).collect();
         self.numbers.require(FusedConvCheck { problem, allowed })
     }
+}
+
+/// Refuses a beta of CANN 9.1, whose functions of these names have 15 arguments.
+pub(super) fn released(runtime: &Runtime) -> Result<(), Violation> {
+    match runtime.installed().version.as_deref() {
+        Some(version) if is_early(version) => {
+            Err(rules::PRODUCT
+                .broken(format_args!("CANN {version}, whose function has other arguments"), "9.1.0 or newer"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a version is one of 9.1 that came before 9.1.0.
+fn is_early(version: &str) -> bool {
+    let version = version.trim().to_lowercase();
+    version.starts_with("9.1") && ["alpha", "beta"].iter().any(|early| version.contains(early))
 }
 
 /// The parameters of [`FusedConvInputs`].
@@ -483,5 +503,17 @@ impl Operation for FusedConvOperation {
 
     fn describe(&self, _: &FusedConvPlan, text: &mut fmt::DebugStruct<'_, '_>) {
         text.field("y", &self.y.shape);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_early;
+
+    #[test]
+    fn betas_of_the_first_release_have_other_arguments() {
+        let early = ["9.1.0-beta.1", "9.1.0.beta1", "9.1.RC1.alpha002", " 9.1.0.Beta1"];
+        assert!(early.into_iter().all(is_early));
+        assert!(!["9.1.0", "9.1.RC1", "9.1.1", "9.2.0-beta.1", "8.5.0.alpha001", ""].into_iter().any(is_early));
     }
 }

@@ -11,7 +11,7 @@ use ascend_spec::ops::inplace_fused_causal_conv1d::{InplaceFusedConvCall, Parame
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::fused_causal_conv1d::{FusedCausalConv1d, FusedConvInputs, FusedConvSequences, INSTEAD};
+use crate::ops::fused_causal_conv1d::{FusedCausalConv1d, FusedConvInputs, FusedConvSequences, released};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, ReplayCheck};
 
@@ -39,7 +39,13 @@ impl FusedCausalConv1d {
         let context = inputs.x.memory().context();
         let given = inputs.each(INPUTS).chain(sequences.each(InplaceFusedConvCall::CONTENTS));
         let tensors = named_tensors(&[], &[], given);
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
+        phases_of(Version::V1).admit(
+            context,
+            Version::V1.info(),
+            fused_causal_conv1d::rules::PRODUCT.fix,
+            tensors.iter().copied(),
+        )?;
+        released(context.runtime())?;
         let call = InplaceFusedConvCall::from(self.call(sequences, &inputs)?);
         let recorded = AnyArguments::InplaceFusedCausalConv1d(call.to_arguments());
         InplaceFusedConvPlan::of_call(context, (&call, Version::V1), inputs.x, recorded, &tensors, || {
@@ -55,7 +61,8 @@ impl FusedCausalConv1d {
 
 /// A call of InplaceFusedCausalConv1d that was checked and prepared. From [`FusedCausalConv1d::plan_in_place`].
 ///
-/// A launch reads and writes the rows and the lines. Rows of a sequence without a line keep what they are.
+/// A launch reads and writes the rows and the lines. Of rows of a sequence without a line nothing is promised: the
+/// emulation leaves them as they are.
 pub type InplaceFusedConvPlan = operation::Plan<InplaceFusedConvOperation>;
 
 /// InplaceFusedCausalConv1d, as its [`InplaceFusedConvPlan`] knows it.

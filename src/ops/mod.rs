@@ -13,7 +13,7 @@ pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;
 pub(crate) mod inference_attention;
-pub(crate) mod inplace_fused_causal_conv1d;
+pub mod inplace_fused_causal_conv1d;
 mod known_numbers;
 pub mod kv_quant_sparse_flash_attention;
 pub mod lightning_indexer;
@@ -38,6 +38,7 @@ pub(crate) mod public {
         chunk_gated_delta_rule as chunk_delta_rule, delta_rule, flash_attention_score as flash,
         fused_causal_conv1d as fused_causal_conv, fused_infer_attention_score as attention,
         gather_pa_kv_cache as gather, incre_flash_attention as incre,
+        inplace_fused_causal_conv1d as inplace_fused_causal_conv,
         kv_quant_sparse_flash_attention as quant_sparse_flash, lightning_indexer as indexer, nsa_compress,
         nsa_compress_attention_infer, nsa_compress_with_cache, nsa_selected_attention_infer, operation,
         prompt_flash_attention as prompt, quant_lightning_indexer as quant_indexer,

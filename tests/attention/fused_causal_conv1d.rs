@@ -187,9 +187,10 @@ fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
     refused(plan(&[sequence(usize::MAX, &[0])], &x), "give numbers that INT32 counts");
     refused(plan(&[], &x), "leave the call out");
     refused(plan(&[sequence(3, &[0])], &tensor(&[3, 72])), "fused_conv.channels");
-    refused(plan(&[FusedConvSequence { rejected: 3, ..sequence(3, &[0]) }], &x), "3 rows taken back of sequence 0");
+    refused(plan(&[sequence(3, &[0])], &tensor(&[1, 3, CHANNELS])), "view the rows as [rows, channels]");
+    refused(plan(&[FusedConvSequence { rejected: 3, ..sequence(3, &[0]) }], &x), "3 rejected rows of sequence 0");
     let begins = FusedConvSequence { rejected: 1, computed: 0, ..sequence(3, &[0]) };
-    refused(plan(&[begins], &x), "1 rows taken back of sequence 0, allowed: 0 to 0");
+    refused(plan(&[begins], &x), "1 rejected rows of sequence 0, allowed: 0 to 0");
     let other_lines = FusedConvSequences::new(&stream, 3, &[sequence(3, &[0])]).unwrap();
     let given = FusedCausalConv1d::new().plan(&other_lines, (&x, &weight, &pool)).map(drop);
     refused(given, "4 rows of a line, allowed: 3, for which the sequences were made");
@@ -238,8 +239,8 @@ fn captured_launches_read_the_sequences_that_replace_theirs() {
     close(&got[2 * CHANNELS..], &definition(front(2), &x[2 * CHANNELS..], &weight, false, 0)).unwrap();
     // The kernel for few rows has room for two rows of a sequence.
     for (others, words) in [
-        (vec![sequence(3, &[0][..]), sequence(0, &[])], "3 rows of sequence 0, allowed: 1 to 2"),
-        (vec![sequence(2, &[0]), sequence(1, &[4])], "line 4 of sequence 1"),
+        (vec![sequence(3, &[0][..]), sequence(0, &[])], "3 rows of sequence 0, allowed: 1 to 2; fix: pass 3 or more"),
+        (vec![sequence(2, &[0]), sequence(1, &[4])], "line 4 of sequence 1, allowed: 0 to 3; fix: name a line"),
         (vec![sequence(3, &[0])], "1 in place of 2 sequences"),
     ] {
         let text = sequences.overwrite(&stream, &others).unwrap_err().to_string();

@@ -72,7 +72,7 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
         Ok(numbers)
     }
 
-    /// Some rows of `x` or `y`, or of the weights.
+    /// Some rows of `x` or `y`.
     fn rows(&self, parameter: ParameterOf<Self>, rows: Range<usize>, addresses: &Addresses) -> Option<Elements> {
         let desc = self.tensor(parameter)?;
         let (&channels, &[.., apart, next]) = (desc.shape.last()?, &desc.strides[..]) else {
@@ -113,7 +113,7 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
         Elements::described(self.named(parameter.into(), addresses), &desc)
     }
 
-    /// Passes to the reader the weights, the rows that sequences have, and those of lines that they go on from.
+    /// Passes to the reader the weights, the bias, the rows that sequences have, and those of lines that they go on from.
     ///
     /// # Safety
     ///

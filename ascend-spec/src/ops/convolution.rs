@@ -31,7 +31,7 @@ pub struct ConvProblem {
     /// Rows of a line, C.
     pub line_rows: usize,
     /// The line of a sequence that is left out.
-    pub pad: i64,
+    pub pad_slot_id: i64,
     /// What is particular to the operator.
     pub form: ConvForm,
     /// The operator's rules of the numbers on the device.
@@ -85,7 +85,8 @@ pub struct ConvContents<'a> {
     pub lines: &'a [i64],
     /// Whether each sequence goes on from its line.
     pub initial_state_mode: &'a [i64],
-    /// Rows of its last step that each sequence goes on behind.
+    /// The row of its line, counted from 1, with which the first window of each sequence begins. Where a line has the
+    /// rows of the last call behind one of its window, that is the number of accepted rows.
     pub accepted: &'a [i64],
     /// Tokens in front of each sequence's first row.
     pub computed: &'a [i64],
@@ -99,8 +100,8 @@ pub struct ConvContents<'a> {
 
 /// A sequence of a call.
 ///
-/// Its padded rows are those of its line up to the first row's window, then its own. Where it does not go on from a
-/// line they are `W - 1` rows of zeros, then its own.
+/// Its padded rows are those of its line from row 0 to the last one in front of its first row, then its own. Where it
+/// does not go on from a line they are `W - 1` rows of zeros, then its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvRun {
     /// Its number.
@@ -160,7 +161,7 @@ pub enum ConvFault {
         /// Lines of the pool.
         lines: usize,
     },
-    /// Two sequences name one line, of which one writes it, or one sequence names a line twice.
+    /// A sequence writes a line that another one reads or writes, or that it writes itself for another block.
     SharedLine {
         /// The line.
         line: usize,
@@ -234,6 +235,29 @@ impl ContentFault for ConvFault {
             ],
         }
     }
+
+    fn fix(&self) -> Option<String> {
+        let fix = match self {
+            ConvFault::NoRows { .. } => "leave the sequence out of the call, or give it a row of padding".to_owned(),
+            ConvFault::LeftOutBetween { .. } => "put the sequences of padding at the end".to_owned(),
+            ConvFault::NoLine { .. } => "name a line of the pool, or make the pool with more lines".to_owned(),
+            ConvFault::Number { tensor: "queryStartLoc", given, .. } => {
+                format!("pass {given} or more as maxQueryLen, as plans do whose first sequences have as many rows")
+            }
+            ConvFault::Number { tensor: "numAcceptedTokens", given, allowed: [_, most], .. } if given > most => {
+                format!("make the pool with lines of {} rows", given.saturating_add(1))
+            }
+            ConvFault::Number { tensor: "numAcceptedTokens", .. } => "give counts from 1 on".to_owned(),
+            ConvFault::Number { tensor: "numComputedTokens", .. } => "give the tokens in front of the rows".to_owned(),
+            ConvFault::Number { .. } => {
+                "count blocks from the sequence's first token on, by blockSize and numComputedTokens, and give the \
+                 table a column for each"
+                    .to_owned()
+            }
+            ConvFault::Starts { .. } | ConvFault::SharedLine { .. } | ConvFault::FullLine { .. } => return None,
+        };
+        Some(fix)
+    }
 }
 
 shown_by_texts! { ConvFault }
@@ -292,7 +316,8 @@ impl ConvProblem {
             (Ok(rows), _) => rows,
             (Err(fault), _) => return Some(Err(fault)),
         };
-        let is_left_out = contents.lines.get(sequence.saturating_mul(self.columns(contents))) == Some(&self.pad);
+        let is_left_out =
+            contents.lines.get(sequence.saturating_mul(self.columns(contents))) == Some(&self.pad_slot_id);
         let run = match self.form {
             ConvForm::Fused(form) if form.block_size.is_some() => self.fused_run(form, sequence, rows, contents),
             _ if is_left_out => return None,
@@ -432,7 +457,8 @@ impl ConvProblem {
         (Some(row), (given < least || given > most).then_some(fault))
     }
 
-    /// The first line that one sequence writes and another one names, or that one writes twice: nothing orders these.
+    /// The first line that one sequence writes and another one reads or writes, or that one writes twice: nothing
+    /// orders these.
     pub fn shared_line(&self, contents: ConvContents<'_>) -> Option<ConvFault> {
         let mut writers = HashMap::new();
         let runs = || self.runs(contents).filter_map(Result::ok);

@@ -68,7 +68,8 @@ fn every_rule_refuses_a_call() {
     let calls = [
         ("fused_conv.product", a950(V9_0), base),
         ("fused_conv.product", Target::new(Soc::AtlasA2, V9_1), base),
-        ("fused_conv.required", a950(V9_1), Call { conv_states: None, ..base }),
+        ("fused_conv.unchecked_null", a950(V9_1), Call { conv_states: None, ..base }),
+        ("fused_conv.required", a950(V9_2), Call { conv_states: None, ..base }),
         ("fused_conv.required", a950(V9_1), Call { y: None, ..base }),
         ("fused_conv.mode", a950(V9_1), Call { residual_connection: 2, ..base }),
         ("fused_conv.mode", a950(V9_1), Call { conv_mode: -1, ..base }),
@@ -118,7 +119,7 @@ fn every_rule_refuses_a_call() {
         let violation = call.check(target).unwrap_err();
         let status = match id {
             "fused_conv.product" => 561_003,
-            "fused_conv.required" => 161_001,
+            "fused_conv.required" | "fused_conv.unchecked_null" => 161_001,
             _ => 561_002,
         };
         assert_eq!((violation.rule.id, violation.status()), (id, status), "{violation}");
@@ -133,6 +134,7 @@ fn every_rule_refuses_a_call() {
         ("fused_conv.unread", Call { initial_state_mode: of(Int32, &[3]), ..base }),
         ("fused_conv.unread", Call { activation_mode: 1, ..base }),
         ("fused_conv.unread", Call { run_mode: 1, ..base }),
+        ("fused_conv.unread", Call { query_start_loc: of(Int32, &[4]), ..drafts() }),
         ("fused_conv.pad_slot", Call { pad_slot_id: 300, ..few }),
         ("fused_conv.pad_slot", Call { pad_slot_id: -129, ..drafts() }),
     ];
@@ -179,8 +181,8 @@ fn calls_of_every_kind_are_taken() {
     assert_eq!(refused.rule.id, "fused_conv.strides");
     // The kernel for few rows reads the lowest 8 bits.
     let cut = Call { pad_slot_id: 255, ..drafts() }.check(a950(V9_1)).unwrap();
-    assert_eq!(cut.pad, -1);
-    assert_eq!(Call { pad_slot_id: 255, ..prompts() }.check(a950(V9_1)).unwrap().pad, 255);
+    assert_eq!(cut.pad_slot_id, -1);
+    assert_eq!(Call { pad_slot_id: 255, ..prompts() }.check(a950(V9_1)).unwrap().pad_slot_id, 255);
 }
 
 /// The faults of numbers, each with its rule.

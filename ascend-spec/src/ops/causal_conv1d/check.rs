@@ -85,7 +85,7 @@ impl CausalConvCall {
             width: count(width),
             lines: count(lines),
             line_rows: count(line_rows),
-            pad: self.pad_slot_id,
+            pad_slot_id: self.pad_slot_id,
             form: ConvForm::Package { silu: self.activation_mode == 1, update },
             rules: ContentRules { contents: &CONTENTS, left_out: &LEFT_OUT, shared: &SHARED },
         })

@@ -2,7 +2,8 @@
 
 use super::rules::{
     BLOCK_SIZE, BLOCKS, CHANNELS, COMPUTED, CONTENTS, DTYPE, FORMAT, LEFT_OUT, LINE_ROWS, LINES, MODE, MOST_ROWS,
-    PAD_SLOT, PRODUCT, RANK, REQUIRED, ROWS, SEQUENCES, SHAPE, SHARED, STARTS, STRIDES, UNREAD, UNREAD_MODE, WIDTH,
+    PAD_SLOT, PRODUCT, RANK, REQUIRED, ROWS, SEQUENCES, SHAPE, SHARED, STARTS, STRIDES, UNCHECKED_NULL, UNREAD,
+    UNREAD_MODE, WIDTH,
 };
 use super::{FusedConvCall, Parameter, Version};
 use crate::DType::{Bf16, Float16, Int32};
@@ -23,9 +24,9 @@ impl FusedConvCall {
     /// # Errors
     /// [`Violation`] by the first broken rule.
     pub fn check(&self, target: Target) -> Result<ConvProblem, Violation> {
-        let y = REQUIRED.requires(self.y, "y")?;
         let problem = self.check_but_y(target)?;
-        self.x.map_or(Ok(()), |x| strided("x", &x, false))?;
+        let y = REQUIRED.requires(self.y, "y")?;
+        self.x.map_or(Ok(()), |x| strided(Parameter::X, &x, false))?;
         self.is(Parameter::Y, &self.x.map_or(y.shape, |x| x.shape))?;
         let given = format_args!("y {} strides {}", y.shape, y.strides);
         require!(y.is_contiguous(), STRIDES, given, "row-major strides");
@@ -35,15 +36,16 @@ impl FusedConvCall {
     /// As [`Self::check`], of the in-place form, which writes `x`.
     pub(crate) fn check_in_place(&self, target: Target) -> Result<ConvProblem, Violation> {
         let problem = self.check_but_y(target)?;
-        self.x.map_or(Ok(problem), |x| strided("x", &x, true).map(|()| problem))
+        self.x.map_or(Ok(problem), |x| strided(Parameter::X, &x, true).map(|()| problem))
     }
 
     /// Checks everything but `y` and the strides of `x`.
     fn check_but_y(&self, target: Target) -> Result<ConvProblem, Violation> {
         PRODUCT.runs(Version::V1.info(), target)?;
-        let x = REQUIRED.requires(self.x, "x")?;
-        let weight = REQUIRED.requires(self.weight, "weight")?;
-        let states = REQUIRED.requires(self.conv_states, "convStates")?;
+        let given = if UNCHECKED_NULL.scope.holds(target) { &UNCHECKED_NULL } else { &REQUIRED };
+        let x = given.requires(self.x, "x")?;
+        let weight = given.requires(self.weight, "weight")?;
+        let states = given.requires(self.conv_states, "convStates")?;
         self.dtypes(&x)?;
         FORMAT.formats(self)?;
         require!(
@@ -55,7 +57,7 @@ impl FusedConvCall {
         RANK.takes(Named("weight", weight.shape), Rank(2))?;
         RANK.takes(Named("convStates", states.shape), Rank(3))?;
         let (sequences, each) = self.sequences(&x)?;
-        let few = each.is_some() || (1..=FEW_ROWS).contains(&self.max_query_len);
+        let few = self.is_of_few_rows();
         let channels = x.shape[x.shape.rank() - 1];
         let least = if few { 64 } else { 16 };
         require!(
@@ -85,10 +87,10 @@ impl FusedConvCall {
         let least = if self.cache_indices.is_some() { 1 } else { sequences };
         LINES.takes(Noted(lines, "lines"), least..)?;
         LINE_ROWS.takes(Noted(line_rows, "rows of a line"), each.map_or(2, |each| each.saturating_add(1).max(2))..)?;
-        strided("convStates", &states, true)?;
+        strided(Parameter::ConvStates, &states, true)?;
         let count = |size: i64| usize::try_from(size).unwrap_or(0);
         let few_rows = each.or(Some(self.max_query_len)).filter(|_| few).map(count);
-        let blocks = self.block_idx_last_scheduled_token.is_some();
+        let blocks = self.caches_prefixes();
         Ok(ConvProblem {
             sequences: count(sequences),
             rows: count(rows),
@@ -98,7 +100,7 @@ impl FusedConvCall {
             lines: count(lines),
             line_rows: count(line_rows),
             // The kernel for few rows keeps the lowest 8 bits.
-            pad: if few { i64::from(self.pad_slot_id as i8) } else { self.pad_slot_id },
+            pad_slot_id: if few { i64::from(self.pad_slot_id as i8) } else { self.pad_slot_id },
             form: ConvForm::Fused(FusedConv {
                 residual: self.residual_connection == 1,
                 whole_windows: self.conv_mode == 1,
@@ -112,10 +114,27 @@ impl FusedConvCall {
     /// Reports the lints that the call, which holds every rule, breaks.
     pub(super) fn lints(&self, report: Report<'_>) {
         UNREAD.leaves_out(self, &UNREAD_PARAMETERS).report(report);
-        let few = self.x.is_some_and(|x| x.shape.rank() == 3) || (1..=FEW_ROWS).contains(&self.max_query_len);
-        if few && self.block_idx_last_scheduled_token.is_none() {
+        if self.has_fixed_rows() {
+            UNREAD.leaves_out(self, &[Parameter::QueryStartLoc]).report(report);
+        }
+        if self.is_of_few_rows() && !self.caches_prefixes() {
             PAD_SLOT.takes(Named("padSlotId", self.pad_slot_id), -128..=127).report(report);
         }
+    }
+
+    /// Whether each sequence has lines for its blocks.
+    fn caches_prefixes(&self) -> bool {
+        self.block_idx_last_scheduled_token.is_some()
+    }
+
+    /// Whether `x` is `[B, L, dim]`.
+    fn has_fixed_rows(&self) -> bool {
+        self.x.is_some_and(|x| x.shape.rank() == 3)
+    }
+
+    /// Whether the kernel for few rows of a sequence runs.
+    fn is_of_few_rows(&self) -> bool {
+        self.has_fixed_rows() || (1..=FEW_ROWS).contains(&self.max_query_len)
     }
 
     /// The sequences of a call, and the rows of each where x says them.
@@ -166,7 +185,7 @@ impl FusedConvCall {
             let least = rows.saturating_add(sequences).saturating_sub(1) / sequences.max(1);
             MOST_ROWS.takes_on(target, Named("maxQueryLen", self.max_query_len), least..)?;
         }
-        let blocks = self.block_idx_last_scheduled_token.is_some();
+        let blocks = self.caches_prefixes();
         if blocks {
             BLOCK_SIZE.takes(Named("blockSize", self.block_size), 2..)?;
         }
@@ -198,8 +217,9 @@ impl FusedConvCall {
 const UNREAD_PARAMETERS: [Parameter; 4] =
     [Parameter::Bias, Parameter::InitialStateMode, Parameter::ActivationMode, Parameter::RunMode];
 
-/// Checks that the elements of each row stand next to each other, and that rows which are `written` share none.
-fn strided(name: &str, desc: &TensorDesc, written: bool) -> Checked {
+/// Checks that the elements of each row stand next to each other, that rows which are `written` share none, and for
+/// rows of `x` that they are at equal distances: the kernel takes that of the rows of a sequence for all.
+fn strided(parameter: Parameter, desc: &TensorDesc, written: bool) -> Checked {
     let (&[ref apart @ .., next], &[ref sizes @ .., row]) = (&desc.strides[..], &desc.shape[..]) else {
         return Ok(());
     };
@@ -213,12 +233,12 @@ fn strided(name: &str, desc: &TensorDesc, written: bool) -> Checked {
         extent = extent.saturating_add(apart.saturating_mul(size.saturating_sub(1)));
         fits
     });
-    // The kernel takes the distance of the rows of a sequence for that of all rows.
-    let even = match (name, apart, sizes) {
-        ("x", &[sequences, rows], &[count, each]) => count < 2 || sequences == rows.saturating_mul(each),
+    let even = match (parameter, apart, sizes) {
+        (Parameter::X, &[sequences, rows], &[count, each]) => count < 2 || sequences == rows.saturating_mul(each),
         _ => true,
     };
     let holds = next == 1 && apart.iter().all(|&stride| stride >= 1) && even && (disjoint || !written);
+    let name = parameter.acl_name();
     let given = format_args!("{name} {} strides {}", desc.shape, desc.strides);
     require!(holds, STRIDES, given, "whole rows apart from each other, those of x at equal distances");
     Ok(())

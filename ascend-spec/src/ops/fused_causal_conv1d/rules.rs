@@ -1,7 +1,8 @@
 //! The rules of FusedCausalConv1d and of its in-place form.
 //!
-//! A few conditions that the sources of 9.1 leave to the caller are rules here, with the status that later sources give
-//! them: what the kernel does otherwise is not known.
+//! Some conditions that the sources of 9.1 leave to the caller are rules here, with the status that later sources or the
+//! documents give them, since what the kernel does otherwise is not known: windows of other widths in calls of few rows,
+//! strides, prefix caching without one of its tensors, blocks of 1 token, and a pool of fewer lines than sequences.
 
 use super::Version;
 use crate::rule::rules;
@@ -11,12 +12,16 @@ rules! {
     PRODUCT = "fused_conv.product", FIND_KERNEL_ERROR, V1, "FusedCausalConv1d documentation, products" in Scope::ALL,
         "the product has the operator in the release",
         "run on Ascend 950 with CANN 9.1 or newer, or convolve by CausalConv1d of vLLM-Ascend's package";
+    UNCHECKED_NULL = "fused_conv.unchecked_null", NullptrCrash("the library reads through the pointer"), V1,
+        "FusedCausalConv1d API, x, weight and convStates" in Scope::ASCEND_950.since_on_950(V9_1).until_on_950(V9_1),
+        "x, weight and convStates are given in 9.1",
+        "pass rows, weights and a pool of lines";
     REQUIRED = "fused_conv.required", PARAM_NULLPTR, V1, "FusedCausalConv1d API, null pointers",
         "x, weight, convStates and y are given",
         "pass rows, weights, a pool of lines and an output";
     MODE = "fused_conv.mode", TILING_ERROR, V1, "FusedCausalConv1d documentation, attributes",
         "residualConnection and convMode are 0 or 1",
-        "pass 1 to add the rows or for the beginnings of Pangu V2, and 0 otherwise";
+        "pass residualConnection 1 to add each row to its sum, convMode 1 to make sums of windows that are not whole zero";
     UNREAD_MODE = "fused_conv.unread_mode", TILING_ERROR, V1, "FusedCausalConv1d tiling, attributes"
         in Scope::ASCEND_950.since_on_950(V9_2),
         "from 9.2 on activationMode is 0, 1 or 2, and runMode 0 or 1, though nothing reads them",
@@ -33,7 +38,7 @@ rules! {
          each other, and y is contiguous",
         "copy to a tensor whose rows are whole; rows of x and convStates may have gaps between them";
     CHANNELS = "fused_conv.channels", TILING_ERROR, V1, "FusedCausalConv1d tiling, dim",
-        "a row has a multiple of 16 elements up to 16384, in calls of few rows at least 64",
+        "a row has a multiple of 16 elements up to 16384, at least 64 with maxQueryLen 1 to 8 or x [B, L, dim]",
         "pad the channels of rows, weights and lines, or divide them over calls";
     WIDTH = "fused_conv.width", TILING_ERROR, V1, "FusedCausalConv1d tiling, weight",
         "a window has 3 rows",
@@ -72,14 +77,14 @@ rules! {
          given together",
         "give all four for prefix caching, and otherwise cacheIndices [B] alone";
     UNREAD = "fused_conv.unread", Lint("nothing is computed with it"), V1, "FusedCausalConv1d kernel, arguments",
-        "bias and initialStateMode are null, and activationMode and runMode 0: the operator takes them and does not \
-         read them",
+        "bias, initialStateMode and, of x [B, L, dim], queryStartLoc are null, and activationMode and runMode 0: the \
+         operator takes them and does not read them",
         "leave it out: say by numComputedTokens 0 which sequences begin, and add a bias or apply an activation behind \
          the call";
     PAD_SLOT = "fused_conv.pad_slot", Lint("other sequences are left out, or none"), V1,
         "FusedCausalConv1d kernel, padSlotId",
-        "padSlotId is -128 to 127 in calls of few rows, whose kernel reads its lowest 8 bits",
-        "leave sequences out by the line -1";
+        "padSlotId is -128 to 127 with maxQueryLen 1 to 8 or x [B, L, dim], whose kernel reads its lowest 8 bits",
+        "pass -1 as padSlotId, and -1 in cacheIndices for each sequence that is left out";
     CONTENTS = "fused_conv.contents", Overrun("rows of other memory are read or written"), V1,
         "FusedCausalConv1d kernel",
         "queryStartLoc begins with 0, does not decrease and ends with the rows of x, no sequence has more rows than \
@@ -90,8 +95,8 @@ rules! {
         "FusedCausalConv1d documentation, queryStartLoc and padSlotId",
         "each sequence has rows, and those that are left out are the first or the last ones",
         "leave sequences without rows out of the call, and put those of padding at the end";
-    SHARED = "fused_conv.shared_line", Lint("a line that is read may be another than is meant"), V1,
+    SHARED = "fused_conv.shared_line", Lint("a sequence may read a line before or after another one writes it"), V1,
         "FusedCausalConv1d kernel, cacheIndices",
-        "a line that a sequence writes is not written for another block, and no other sequence names it",
+        "a line that a sequence writes is not written for another block, and no other sequence reads or writes it",
         "give each sequence and each block a line of its own; lines that sequences share are read only";
 }

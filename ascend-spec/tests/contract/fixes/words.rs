@@ -16,7 +16,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          prompt.deprecated prompt.product prompt.pse_dropped prompt.successor version.deprecated ring.entry_point rms_norm.product \
          scatter.product update.product update_type.known sparse_flash.product sparse_flash.sinks block_sparse.layout_bsnd \
          block_sparse.product quant_sparse_flash.product quant_indexer.product recurrent_delta.product \
-         chunk_delta.product causal_conv.product nsa_compress.product nsa_compress_with_cache.product nsa_compress_attention.product \
+         chunk_delta.product causal_conv.product fused_conv.product nsa_compress.product nsa_compress_with_cache.product nsa_compress_attention.product \
          nsa_selected_attention.product",
     ),
     (
@@ -29,14 +29,14 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          query.empty_decode ring.countable rms_norm.row_bytes rope.dims sparse_flash.heads sparse_flash.none_chosen update.count \
          block_sparse.work quant_sparse_flash.heads quant_sparse_flash.none_chosen \
          quant_indexer.heads quant_indexer.none_chosen recurrent_delta.heads recurrent_delta.dims \
-         causal_conv.empty causal_conv.width recurrent_delta.empty chunk_delta.heads chunk_delta.dims chunk_delta.empty nsa_compress.heads \
+         causal_conv.empty causal_conv.width fused_conv.rows fused_conv.sequences fused_conv.width recurrent_delta.empty chunk_delta.heads chunk_delta.dims chunk_delta.empty nsa_compress.heads \
          nsa_compress_with_cache.heads nsa_compress_attention.batch nsa_selected_attention.batch \
          nsa_compress_with_cache.empty nsa_compress_attention.compressed nsa_compress_attention.short nsa_selected_attention.short \
          nsa_compress_attention.head_dim",
     ),
     (
         "an argument has to go, and with it what its caller meant by it, which the call does not say",
-        "causal_conv.accepted causal_conv.history \
+        "causal_conv.accepted causal_conv.history fused_conv.unread \
          actual_seq_lengths.ignored actual_seq_lengths.surplus antiquant.alone antiquant.ignored antiquant.unused \
          atten_mask.head_axis block_table.alone block_table.unified_alone compress_lens.unused deq_scale.ignored \
          flash.atten_mask_rank flash.prefix_unread flash.pse_cut flash.pse_empty_sequence flash.start_index_unread \
@@ -64,7 +64,7 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          rope.dtype rope.dtype_unchecked scatter.dtype scatter.same_dtype shared_prefix.dtype \
          shared_prefix.dtype_unchecked shared_prefix.output slot_mapping.dtype rms_norm.dtype sparse_flash.dtype split_fuse.dtype \
          split_fuse.sink update.local_out_dtype update.lse_dtype value.dtype_of_key block_sparse.dtype \
-         quant_sparse_flash.dtype quant_indexer.dtype recurrent_delta.dtype chunk_delta.dtype causal_conv.dtype nsa_compress.dtype \
+         quant_sparse_flash.dtype quant_indexer.dtype recurrent_delta.dtype chunk_delta.dtype causal_conv.dtype fused_conv.dtype nsa_compress.dtype \
          nsa_compress_with_cache.dtype nsa_compress_attention.dtype nsa_selected_attention.dtype",
     ),
     (
@@ -149,6 +149,9 @@ pub(super) const WORDS: &[(&str, &str)] = &[
          quant_indexer.lengths quant_indexer.query quant_indexer.rank quant_indexer.required \
          quant_indexer.rows_left_out quant_indexer.rows_without_keys quant_indexer.unchecked_null \
          quant_indexer.weights \
+         fused_conv.blocks fused_conv.channels fused_conv.computed fused_conv.contents fused_conv.format \
+         fused_conv.left_out fused_conv.line_rows fused_conv.lines fused_conv.rank fused_conv.required fused_conv.shape \
+         fused_conv.shared_line fused_conv.starts fused_conv.strides fused_conv.unchecked_null \
          causal_conv.channels causal_conv.contents causal_conv.contiguous causal_conv.format causal_conv.left_out \
          causal_conv.line_rows causal_conv.lines causal_conv.rank causal_conv.required causal_conv.shape \
          causal_conv.shared_line causal_conv.starts \
@@ -175,7 +178,8 @@ pub(super) const WORDS: &[(&str, &str)] = &[
     ),
     (
         "several values would do, and the call does not say which was meant",
-        "causal_conv.mode \
+        "causal_conv.mode fused_conv.block_size fused_conv.max_query_len fused_conv.mode fused_conv.pad_slot \
+         fused_conv.unread_mode \
          actual_seq_lengths.range actual_seq_lengths_kv.range antiquant.mixed_modes antiquant.nz_sparse_mode \
          antiquant.packed antiquant_mode.ignored block_table.row_short packed.kv_range split_fuse.ends \
          cache_mode.known flash.next_tokens flash.pre_tokens flash.prefix fp8.cache gather.cache_mode incre.decode_rules \
