@@ -197,6 +197,20 @@ fn between(index: usize, len: usize) -> &'static str {
     }
 }
 
+/// Checks that a tensor, if it is given, has a shape, by the rule of the number of axes and then by that of their sizes.
+pub(crate) fn has_shape(
+    [rank, sizes]: [&'static Rule; 2],
+    name: &str,
+    desc: Option<&TensorDesc>,
+    shape: &[i64],
+) -> Checked {
+    let (Some(desc), Some(wanted)) = (desc, Dims::new(shape)) else {
+        return Ok(());
+    };
+    rank.takes(Named(name, desc.shape), Rank(shape.len()))?;
+    sizes.takes(Named(name, desc.shape), wanted)
+}
+
 /// The formats that store elements in the order of the described axes.
 pub(crate) struct PlainFormat;
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::causal_conv1d::{CausalConvCall, Parameter, Version};
-use ascend_spec::ops::convolution::ConvProblem;
+use ascend_spec::ops::convolution::{ConvContents, ConvProblem};
 use ascend_spec::{TensorDesc, Violation, causal_conv1d_arguments};
 use smallvec::SmallVec;
 
@@ -83,17 +83,28 @@ pub struct ConvSequences {
     numbers: KnownNumbers<ConvCheck, 4>,
 }
 
-/// What a plan requires of the numbers.
+/// What a plan of a causal convolution requires of the numbers.
 #[derive(Clone, Debug, PartialEq)]
-struct ConvCheck {
+pub(super) struct ConvCheck {
     problem: ConvProblem,
     allowed: Vec<Box<str>>,
 }
 
+impl ConvCheck {
+    /// What a call requires that may break the lints `allowed`.
+    pub(super) fn new(problem: ConvProblem, allowed: &[&str]) -> Self {
+        Self { problem, allowed: allowed.iter().map(|&id| id.into()).collect() }
+    }
+
+    pub(super) fn contents(&self, contents: ConvContents<'_>) -> Result<()> {
+        let allowed: SmallVec<[&str; 4]> = self.allowed.iter().map(|id| &**id).collect();
+        Ok(self.problem.check_contents(contents, &allowed)?)
+    }
+}
+
 impl NumbersCheck<4> for ConvCheck {
     fn check(&self, numbers: &[Vec<i64>; 4]) -> Result<()> {
-        let allowed: SmallVec<[&str; 4]> = self.allowed.iter().map(|id| &**id).collect();
-        Ok(self.problem.check_contents(CausalConvCall::contents(numbers), &allowed)?)
+        self.contents(CausalConvCall::contents(numbers))
     }
 }
 
@@ -301,8 +312,7 @@ impl CausalConv1d {
             let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(inputs.x))?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
-            let allowed = allowed.iter().map(|&id| id.into()).collect();
-            let numbers = [sequences.numbers.require(ConvCheck { problem, allowed })?];
+            let numbers = [sequences.numbers.require(ConvCheck::new(problem, &allowed))?];
             let operation = CausalConvOperation { sequences: sequences.clone(), numbers, y };
             Ok((operation, problem.is_idle()))
         })

@@ -11,12 +11,11 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::convolution::ConvProblem;
 use ascend_spec::ops::fused_causal_conv1d::{FusedConvCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, Violation, fused_causal_conv1d_arguments};
-use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::causal_conv1d::NO_LINE;
+use crate::ops::causal_conv1d::{ConvCheck, NO_LINE};
 use crate::ops::delta_rule::{narrow, number, too_many_values, wide};
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
@@ -56,7 +55,7 @@ pub struct FusedConvSequences {
     /// The tensors of [`FusedConvCall::CONTENTS`].
     tensors: [Option<Tensor<i32>>; 7],
     /// What they hold.
-    numbers: KnownNumbers<FusedConvCheck, 7>,
+    numbers: KnownNumbers<ConvCheck, 7>,
     /// Rows of a line.
     line_rows: usize,
     /// Tokens of a block.
@@ -65,17 +64,9 @@ pub struct FusedConvSequences {
     most_rows: usize,
 }
 
-/// What a plan requires of the numbers.
-#[derive(Clone, Debug, PartialEq)]
-struct FusedConvCheck {
-    problem: ConvProblem,
-    allowed: Vec<Box<str>>,
-}
-
-impl NumbersCheck<7> for FusedConvCheck {
+impl NumbersCheck<7> for ConvCheck {
     fn check(&self, numbers: &[Vec<i64>; 7]) -> Result<()> {
-        let allowed: SmallVec<[&str; 4]> = self.allowed.iter().map(|id| &**id).collect();
-        Ok(self.problem.check_contents(FusedConvCall::contents(numbers), &allowed)?)
+        self.contents(FusedConvCall::contents(numbers))
     }
 }
 
@@ -403,8 +394,7 @@ impl FusedCausalConv1d {
 impl FusedConvSequences {
     /// Checks the numbers for a plan, and those that replace them.
     pub(super) fn require(&self, problem: ConvProblem, allowed: &[&str]) -> Result<Arc<dyn ReplayCheck>> {
-        let allowed = allowed.iter().map(|&id| id.into()).collect();
-        self.numbers.require(FusedConvCheck { problem, allowed })
+        self.numbers.require(ConvCheck::new(problem, allowed))
     }
 }
 

@@ -209,24 +209,51 @@ fn checked_runs<O: DeclaredOperator>(
     })
 }
 
-/// `DeclaredOperator` of a [`ConvOperator`] with a problem and one version.
+/// [`ConvOperator`] and `DeclaredOperator` of an operator that [`checked_call!`](super::checked_call::checked_call) makes
+/// of a call. `$numbers` is the call whose numbers it has, `$y` the parameter that is written.
 macro_rules! convolves {
-    () => {
-        declared_by_problem! {}
+    ($operator:ident of $call:ident, numbers of $numbers:ident, bias $bias:expr, y $y:ident, updates $($updated:ident)+) => {
+        impl ConvOperator<{ $call::CONTENTS.len() }> for $operator {
+            const PARAMETERS: Parameters<Parameter> = Parameters {
+                x: Parameter::X,
+                weight: Parameter::Weight,
+                bias: $bias,
+                conv_states: Parameter::ConvStates,
+                y: Parameter::$y,
+            };
+            const CONTENTS: [Parameter; $call::CONTENTS.len()] = $call::CONTENTS;
+            const UPDATED: &'static [Parameter] = &[$(Parameter::$updated),+];
 
-        unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-            // SAFETY: the caller's promise.
-            unsafe { self.read_runs(addresses, memory, reader) };
+            fn problem(&self) -> &ConvProblem {
+                &self.problem
+            }
+
+            fn strictness(&self) -> $crate::config::Check {
+                self.check
+            }
+
+            fn contents(numbers: &[Vec<i64>; $call::CONTENTS.len()]) -> ascend_spec::ops::convolution::ConvContents<'_> {
+                $numbers::contents(numbers)
+            }
         }
 
-        unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
-            // SAFETY: the caller's promise.
-            unsafe { self.write_runs(addresses, memory, visit) };
-        }
+        impl DeclaredOperator for $operator {
+            declared_by_problem! {}
 
-        unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
-            // SAFETY: the caller's promise.
-            unsafe { self.convolve(addresses, memory) }
+            unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+                // SAFETY: the caller's promise.
+                unsafe { self.read_runs(addresses, memory, reader) };
+            }
+
+            unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+                // SAFETY: the caller's promise.
+                unsafe { self.write_runs(addresses, memory, visit) };
+            }
+
+            unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+                // SAFETY: the caller's promise.
+                unsafe { self.convolve(addresses, memory) }
+            }
         }
     };
 }

@@ -3,45 +3,18 @@
 use super::checked_call::{checked_call, declared_by_problem};
 use super::convolution::{ConvOperator, Parameters, convolves};
 use super::declared::DeclaredOperator;
-use crate::config::Check;
 use crate::elements::{Elements, Reader};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
-use ascend_spec::ops::convolution::{ConvContents, ConvProblem};
+use ascend_spec::ops::convolution::ConvProblem;
 use ascend_spec::ops::fused_causal_conv1d::{Argument, Arguments, FusedConvCall, Parameter, Version};
 use ascend_spec::{TensorDesc, fused_causal_conv1d_arguments};
 
 checked_call! { FusedConvOperator: ConvProblem, target }
 
-impl ConvOperator<7> for FusedConvOperator {
-    const PARAMETERS: Parameters<Parameter> = Parameters {
-        x: Parameter::X,
-        weight: Parameter::Weight,
-        bias: None,
-        conv_states: Parameter::ConvStates,
-        y: Parameter::Y,
-    };
-    const CONTENTS: [Parameter; 7] = FusedConvCall::CONTENTS;
-    const UPDATED: &'static [Parameter] = &[Parameter::ConvStates];
-
-    fn problem(&self) -> &ConvProblem {
-        &self.problem
-    }
-
-    fn strictness(&self) -> Check {
-        self.check
-    }
-
-    fn contents(numbers: &[Vec<i64>; 7]) -> ConvContents<'_> {
-        FusedConvCall::contents(numbers)
-    }
-}
-
-impl DeclaredOperator for FusedConvOperator {
-    convolves! {}
-}
+convolves! { FusedConvOperator of FusedConvCall, numbers of FusedConvCall, bias None, y Y, updates ConvStates }
 
 c_functions! {
     fused_causal_conv1d_arguments;

@@ -7,9 +7,9 @@
 //! Lengths, and the slots of states in a pool, are numbers on the device: [`DeltaRuleProblem::runs`] follows them, and
 //! finds those that lead elsewhere.
 
-use crate::allowed::{Checked, MultiplesOf, Named, Rank};
+use crate::allowed::{Checked, MultiplesOf, Named, Rank, has_shape};
 use crate::content_fault::{ContentFault, check_faults, shown_by_texts};
-use crate::{Dims, Rule, TensorDesc, Violation};
+use crate::{Rule, TensorDesc, Violation};
 use std::collections::HashMap;
 
 /// Most tokens of a sequence in a call of RecurrentGatedDeltaRule.
@@ -337,10 +337,6 @@ impl ShapeRules {
 
     /// Checks that a tensor, if it is given, has this shape.
     pub(crate) fn is(&self, name: &str, desc: Option<&TensorDesc>, shape: &[i64]) -> Checked {
-        let (Some(desc), Some(wanted)) = (desc, Dims::new(shape)) else {
-            return Ok(());
-        };
-        self.rank.takes(Named(name, desc.shape), Rank(shape.len()))?;
-        self.shape.takes(Named(name, desc.shape), wanted)
+        has_shape([self.rank, self.shape], name, desc, shape)
     }
 }

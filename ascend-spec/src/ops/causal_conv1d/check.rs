@@ -6,10 +6,10 @@ use super::rules::{
 };
 use super::{CausalConvCall, Parameter, Version};
 use crate::DType::{Bf16, Bool, Float16, Int32, Int64};
-use crate::allowed::{Checked, Multiples, Named, Noted, Rank};
+use crate::allowed::{Checked, Multiples, Named, Noted, Rank, has_shape};
 use crate::ops::convolution::{ContentRules, ConvForm, ConvProblem};
 use crate::rule::require;
-use crate::{DType, Dims, Target, TensorDesc, Violation};
+use crate::{DType, Target, TensorDesc, Violation};
 
 /// Width of the window with which a call takes accepted counts.
 const ACCEPTED_WIDTH: i64 = 4;
@@ -51,23 +51,23 @@ impl CausalConvCall {
         require!(channels > 0, CHANNELS, "no channels", "multiples of 16, at least 16");
         let [width, lines, line_rows] = [axis(&weight, 0), axis(&states, 0), axis(&states, 1)];
         WIDTH.takes(Noted(width, "rows of weights"), 2..=4)?;
-        self.is("weight", Some(&weight), &[width, channels])?;
-        self.is("bias", self.bias.as_ref(), &[channels])?;
-        self.is("convStates", Some(&states), &[lines, line_rows, channels])?;
-        self.is("y", Some(&y), &x.shape)?;
+        self.is(Parameter::Weight, &[width, channels])?;
+        self.is(Parameter::Bias, &[channels])?;
+        self.is(Parameter::ConvStates, &[lines, line_rows, channels])?;
+        self.is(Parameter::Y, &x.shape)?;
         let (sequences, each) = self.sequences(&x, update)?;
         HISTORY.forbids([("initialStateMode", update && self.initial_state_mode.is_some())])?;
         let accepts = update && width == ACCEPTED_WIDTH;
         ACCEPTED.forbids([("numAcceptedTokens", !accepts && self.num_accepted_tokens.is_some())])?;
-        self.is("queryStartLoc", self.query_start_loc.as_ref(), &[sequences.saturating_add(1)])?;
-        self.is("initialStateMode", self.initial_state_mode.as_ref(), &[sequences])?;
-        self.is("numAcceptedTokens", self.num_accepted_tokens.as_ref(), &[sequences])?;
+        self.is(Parameter::QueryStartLoc, &[sequences.saturating_add(1)])?;
+        self.is(Parameter::InitialStateMode, &[sequences])?;
+        self.is(Parameter::NumAcceptedTokens, &[sequences])?;
         if let Some(indices) = &self.cache_indices {
             let ranks = matches!(indices.shape.rank(), 1 | 2);
             require!(ranks, RANK, format_args!("cacheIndices {}", indices.shape), "1 or 2 axes");
             let columns = indices.shape.get(1).copied().unwrap_or(1).max(1);
             let wanted = [sequences, columns];
-            self.is("cacheIndices", Some(indices), &wanted[..indices.shape.rank()])?;
+            self.is(Parameter::CacheIndices, &wanted[..indices.shape.rank()])?;
         }
         let least = if self.cache_indices.is_some() { 1 } else { sequences.max(1) };
         LINES.takes(Noted(lines, "lines"), least..)?;
@@ -132,11 +132,7 @@ impl CausalConvCall {
     }
 
     /// Checks that a tensor, if it is given, has this shape.
-    fn is(&self, name: &str, desc: Option<&TensorDesc>, shape: &[i64]) -> Checked {
-        let (Some(desc), Some(wanted)) = (desc, Dims::new(shape)) else {
-            return Ok(());
-        };
-        RANK.takes(Named(name, desc.shape), Rank(shape.len()))?;
-        SHAPE.takes(Named(name, desc.shape), wanted)
+    fn is(&self, parameter: Parameter, shape: &[i64]) -> Checked {
+        has_shape([&RANK, &SHAPE], parameter.acl_name(), self.tensors(parameter).first(), shape)
     }
 }

@@ -7,10 +7,10 @@ use super::rules::{
 };
 use super::{FusedConvCall, Parameter, Version};
 use crate::DType::{Bf16, Float16, Int32};
-use crate::allowed::{Checked, Named, Noted, Outcome, Rank, Report};
+use crate::allowed::{Checked, Named, Noted, Outcome, Rank, Report, has_shape};
 use crate::ops::convolution::{ContentRules, ConvForm, ConvProblem, FusedConv};
 use crate::rule::require;
-use crate::{Dims, Target, TensorDesc, Violation};
+use crate::{Target, TensorDesc, Violation};
 
 /// Most rows of a sequence for which the kernel for few rows runs.
 const FEW_ROWS: i64 = 8;
@@ -205,11 +205,7 @@ impl FusedConvCall {
 
     /// Checks that a tensor, if it is given, has this shape.
     fn is(&self, parameter: Parameter, shape: &[i64]) -> Checked {
-        let ([desc, ..], Some(wanted)) = (self.tensors(parameter), Dims::new(shape)) else {
-            return Ok(());
-        };
-        RANK.takes(Named(parameter.acl_name(), desc.shape), Rank(shape.len()))?;
-        SHAPE.takes(Named(parameter.acl_name(), desc.shape), wanted)
+        has_shape([&RANK, &SHAPE], parameter.acl_name(), self.tensors(parameter).first(), shape)
     }
 }
 
