@@ -11,7 +11,7 @@
 //!   for every replay, as an [`Update`]: a replay without one does not compile, and one that was used up is refused
 //!   (`graph.update`). Only calls of FusedInferAttentionScore take one; plans, of any operator, that are launched on
 //!   the [`Capturing`] keep their lengths, but for numbers that the operator reads in tensors, such as those of
-//!   `DeltaSequences`.
+//!   `DeltaSequences` and `ConvSequences`.
 //! - **Workspace** is taken at the longest lengths, which the capture declares, and belongs to the graph. Longer
 //!   lengths, and calls that need more workspace than there is, are refused before anything is launched.
 //!

@@ -39,7 +39,7 @@ pub struct FusedConvSequence<'a> {
     pub rejected: usize,
     /// Its line of the pool; none leaves the sequence out, as for rows of padding. With
     /// [blocks](FusedConvSequences::in_blocks) the line of each of its blocks, from its first token on, also of those
-    /// that the call does not touch.
+    /// that the call does not touch; more are for blocks to come.
     pub lines: &'a [usize],
 }
 
@@ -85,8 +85,8 @@ impl FusedConvSequences {
     /// behind it, and goes on from the line of the block of its last row.
     ///
     /// # Errors
-    /// As for [`Self::new`], for a sequence without a line for each block, for blocks of fewer than 2 tokens, and for
-    /// rows rejected in a block behind that of the last new row.
+    /// As for [`Self::new`], for a sequence without a line for each block, also of rejected rows, and for blocks of
+    /// fewer than 2 tokens.
     pub fn in_blocks(
         stream: &Stream,
         line_rows: usize,
@@ -129,7 +129,7 @@ impl FusedConvSequences {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and as for
-    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with no more lines of blocks than the longest list of the first sequences;
+    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with no more blocks than the first sequences had lines at most;
     /// [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, or a captured
     /// launch of such a plan, for as long as the plan or the graph is there. Nothing is replaced then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
@@ -147,7 +147,8 @@ impl FusedConvSequences {
             }));
         }
         self.tensors.iter().flatten().try_for_each(|tensor| tensor.on("sequences", stream.context()))?;
-        let numbers = numbers_of(self.line_rows, self.block_size, lines / count.max(1), sequences)?;
+        let columns = lines / count.max(1) - usize::from(self.block_size.is_some());
+        let numbers = numbers_of(self.line_rows, self.block_size, columns, sequences)?;
         let tensors = self.tensors.each_ref().map(|tensor| tensor.as_ref().map(|tensor| &**tensor));
         self.numbers.overwrite(stream, tensors, numbers.map(|numbers| wide(&numbers)), narrow)
     }
@@ -167,7 +168,9 @@ impl FusedConvSequences {
     }
 }
 
-/// The numbers of [`FusedConvCall::CONTENTS`]; with blocks there are `columns` lines for each sequence.
+/// The numbers of [`FusedConvCall::CONTENTS`]. With blocks the table of lines has `columns` of them for each sequence,
+/// behind the line that it goes on from: rows may be rejected in a block behind that of the last new row, and the
+/// operator takes no number of such a block.
 fn numbers_of(
     line_rows: usize,
     block_size: Option<usize>,
@@ -177,8 +180,8 @@ fn numbers_of(
     if sequences.is_empty() {
         return Err(Error::invalid("sequences", 0, "at least one").fix("leave the call out"));
     }
-    if block_size.is_some_and(|size| size < 2) {
-        return Err(Error::invalid("block_size", block_size.unwrap_or(0), "2 or more").fix("give a block's tokens"));
+    if let Some(size @ ..2) = block_size {
+        return Err(Error::invalid("block_size", size, "2 or more").fix("give the tokens of a block, such as 128"));
     }
     let mut numbers = [const { Vec::new() }; 7];
     let [starts, lines, accepted, computed, first, last, initial] = &mut numbers;
@@ -187,52 +190,57 @@ fn numbers_of(
     for (index, sequence) in sequences.iter().enumerate() {
         end = end.saturating_add(sequence.rows);
         starts.push(number("rows", end)?);
+        let before = sequence.computed.saturating_add(sequence.rejected);
         let tokens = sequence.computed.saturating_add(sequence.rows);
-        let blocks = block_size.map_or(1, |size| tokens.div_ceil(size));
-        let left_out = block_size.is_none() && sequence.lines.is_empty();
-        if !left_out && !(blocks..=columns).contains(&sequence.lines.len()) {
-            let given = format_args!("{} lines for sequence {index}", sequence.lines.len());
-            let fix = match block_size {
-                Some(_) => "give a line for each block of the computed tokens and the rows",
-                None => "give one line, or none to leave the sequence out",
-            };
-            return Err(Error::invalid("lines", given, format_args!("{blocks} to {columns}")).fix(fix));
+        let blocks = block_size.map(|size| tokens.max(before).div_ceil(size).max(1));
+        admits_lines(index, sequence, blocks, columns)?;
+        let line = |line: Option<&usize>| line.map_or(Ok(NO_LINE), |&line| number("lines", line));
+        if let Some(size) = block_size {
+            lines.push(line(sequence.lines.get(before.saturating_sub(1) / size))?);
+            // Numbers of blocks count the line in front of the others, too.
+            first.push(number("computed", (sequence.computed / size).saturating_add(1))?);
+            last.push(number("computed", (tokens.saturating_sub(1) / size).saturating_add(1))?);
+            initial.push(0);
         }
         for column in 0..columns {
-            let line = sequence.lines.get(column);
-            lines.push(line.map_or(Ok(NO_LINE), |&line| number("lines", line))?);
+            lines.push(line(sequence.lines.get(column))?);
         }
         let room = if sequence.computed == 0 { 0 } else { line_rows.saturating_sub(2) };
         if sequence.rejected > room {
             let given = format_args!("{} rejected rows of sequence {index}", sequence.rejected);
             let allowed = format_args!("0 to {room}, with {line_rows} rows of a line");
-            return Err(Error::invalid("rejected", given, allowed).fix(
-                "make lines of 2 rows and one more for each row that a call takes back; a sequence that begins has \
-                      none",
-            ));
+            return Err(Error::invalid("rejected", given, allowed).fix(match sequence.computed {
+                0 => "give 0: a sequence that begins has no rows of a call before",
+                _ => "make lines of 2 rows and one more for each row that may be rejected",
+            }));
         }
         accepted.push(number("line_rows", line_rows.saturating_sub(1).saturating_sub(sequence.rejected))?);
         computed.push(number("computed", sequence.computed)?);
-        if let Some(size) = block_size {
-            let before = match sequence.computed {
-                0 => 0,
-                tokens => tokens.saturating_add(sequence.rejected).saturating_sub(1) / size,
-            };
-            let end = tokens.saturating_sub(1) / size;
-            if before > end {
-                let given = format_args!("{} rejected rows of sequence {index}, to block {before}", sequence.rejected);
-                let allowed = format_args!("a last new row in block {before} or behind it, not in block {end}");
-                return Err(Error::invalid("rejected", given, allowed).fix(format_args!(
-                    "give the sequence at least {} rows: it goes on from the line of block {before}",
-                    (before.saturating_mul(size) + 1).saturating_sub(sequence.computed),
-                )));
-            }
-            first.push(number("computed", sequence.computed / size)?);
-            last.push(number("computed", end)?);
-            initial.push(number("computed", before)?);
-        }
     }
     Ok(numbers)
+}
+
+/// Refuses a sequence that has another number of lines than it needs: as many as `blocks`, for which a table of
+/// `columns` has room, and without blocks one or none.
+fn admits_lines(index: usize, sequence: &FusedConvSequence<'_>, blocks: Option<usize>, columns: usize) -> Result<()> {
+    let given = sequence.lines.len();
+    let refused = |given: fmt::Arguments<'_>, allowed: fmt::Arguments<'_>| Error::invalid("lines", given, allowed);
+    let lines = format_args!("{given} lines for sequence {index}");
+    match blocks {
+        None if given > 1 => {
+            Err(refused(lines, format_args!("1, or none to leave it out")).fix("make sequences of blocks by `in_blocks`"))
+        }
+        Some(blocks) if given < blocks => Err(refused(lines, format_args!("{blocks} or more")).fix(
+            "give a line for each block of the computed tokens and the rows; with blocks padding has a line, too, which \
+             no other sequence has",
+        )),
+        Some(blocks) if blocks > columns => {
+            let given = format_args!("sequence {index} of {blocks} blocks");
+            let allowed = format_args!("{columns}, the most lines that a sequence had at first");
+            Err(refused(given, allowed).fix("make the sequences anew, with lines for the blocks to come, too"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A call of FusedCausalConv1d: each channel of a row becomes the sum of the 3 rows that end with it, each times a

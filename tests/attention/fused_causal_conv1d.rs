@@ -142,9 +142,6 @@ proptest! {
         let (mut x, mut rejected): (Vec<bf16>, usize) = (Vec::new(), 0);
         for (number, (rows, back)) in chunks.into_iter().enumerate() {
             let computed = x.len() / CHANNELS;
-            // The rows reach the block of the last one that is taken back.
-            let block = (computed + rejected).saturating_sub(1) / size;
-            let rows = rows.max((block * size + 1).saturating_sub(computed));
             let own = halves(seed + 4 + number as u64, rows * CHANNELS);
             let sequence = FusedConvSequence { rows, computed, rejected, lines: &lines };
             close(&launch(sequence, &own), &definition(&front(&x), &own, &weight, false, 0))?;
@@ -183,14 +180,14 @@ fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
     refused(plan(&[sequence(1, &[0]), sequence(1, &[]), sequence(1, &[1])], &x), "left out between others");
     refused(plan(&[sequence(2, &[0])], &x), "fused_conv.contents");
     refused(plan(&[sequence(3, &[0]), sequence(0, &[1])], &x), "fused_conv.left_out");
-    refused(plan(&[sequence(3, &[0, 1])], &x), "2 lines for sequence 0, allowed: 1 to 1");
+    refused(plan(&[sequence(3, &[0, 1])], &x), "2 lines for sequence 0, allowed: 1, or none to leave it out");
     refused(plan(&[sequence(usize::MAX, &[0])], &x), "give numbers that INT32 counts");
     refused(plan(&[], &x), "leave the call out");
     refused(plan(&[sequence(3, &[0])], &tensor(&[3, 72])), "fused_conv.channels");
     refused(plan(&[sequence(3, &[0])], &tensor(&[1, 3, CHANNELS])), "view the rows as [rows, channels]");
     refused(plan(&[FusedConvSequence { rejected: 3, ..sequence(3, &[0]) }], &x), "3 rejected rows of sequence 0");
     let begins = FusedConvSequence { rejected: 1, computed: 0, ..sequence(3, &[0]) };
-    refused(plan(&[begins], &x), "1 rejected rows of sequence 0, allowed: 0 to 0");
+    refused(plan(&[begins], &x), "give 0: a sequence that begins");
     let other_lines = FusedConvSequences::new(&stream, 3, &[sequence(3, &[0])]).unwrap();
     let given = FusedCausalConv1d::new().plan(&other_lines, (&x, &weight, &pool)).map(drop);
     refused(given, "4 rows of a line, allowed: 3, for which the sequences were made");
@@ -199,13 +196,15 @@ fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
         FusedCausalConv1d::new().plan(&sequences, (&x, &weight, &pool)).map(drop)
     };
     blocks(8, &[0, 1]).unwrap();
-    refused(blocks(8, &[0]), "1 lines for sequence 0");
+    refused(blocks(8, &[0]), "1 lines for sequence 0, allowed: 2 or more");
+    refused(blocks(8, &[]), "with blocks padding has a line, too");
+    let rejected = FusedConvSequence { rows: 1, computed: 7, rejected: 2, lines: &[0] };
+    refused(FusedConvSequences::in_blocks(&stream, 4, 8, &[rejected]).map(drop), "1 lines for sequence 0, allowed: 2");
+    let grows = FusedConvSequences::in_blocks(&stream, 4, 8, &[sequence(3, &[0, 1])]).unwrap();
+    let longer = FusedConvSequence { computed: 20, ..sequence(3, &[0, 1, 2]) };
+    refused(grows.overwrite(&stream, &[longer]), "sequence 0 of 3 blocks, allowed: 2, the most lines");
+    grows.overwrite(&stream, &[sequence(3, &[1, 0, 5, 6])]).unwrap();
     refused(blocks(1, &[0; 12]), "2 or more");
-    let taken_back = FusedConvSequence { rows: 1, computed: 7, rejected: 2, lines: &[0, 1] };
-    let behind =
-        |rows| FusedConvSequences::in_blocks(&stream, 4, 8, &[FusedConvSequence { rows, ..taken_back }]).map(drop);
-    refused(behind(1), "give the sequence at least 2 rows: it goes on from the line of block 1");
-    behind(2).unwrap();
     refused(blocks(11, &[0, 0]), "line 0 twice for sequence 0");
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let x = filled(&stream, bf16::ONE, [3, CHANNELS]);

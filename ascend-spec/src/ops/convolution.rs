@@ -254,7 +254,12 @@ impl ContentFault for ConvFault {
                  table a column for each"
                     .to_owned()
             }
-            ConvFault::Starts { .. } | ConvFault::SharedLine { .. } | ConvFault::FullLine { .. } => return None,
+            ConvFault::Starts { .. } => {
+                "make queryStartLoc of the rows of x, and narrow a padded x to them, or add a sequence of padding that \
+                 is left out"
+                    .to_owned()
+            }
+            ConvFault::SharedLine { .. } | ConvFault::FullLine { .. } => return None,
         };
         Some(fix)
     }
@@ -313,6 +318,11 @@ impl ConvProblem {
         let rows = match (self.rows_of(sequence, contents), self.form) {
             (Ok(rows), ConvForm::Package { .. }) if rows.is_empty() => return None,
             (Ok(rows), ConvForm::Fused(_)) if rows.is_empty() => return Some(Err(ConvFault::NoRows { sequence })),
+            (Ok(rows), ConvForm::Fused(FusedConv { few_rows: Some(most), .. })) if rows.len() > most => {
+                let (given, allowed) = (rows.len() as i64, [1, most as i64]);
+                let (tensor, what) = ("queryStartLoc", "rows");
+                return Some(Err(ConvFault::Number { tensor, what, sequence, given, allowed }));
+            }
             (Ok(rows), _) => rows,
             (Err(fault), _) => return Some(Err(fault)),
         };
@@ -367,7 +377,6 @@ impl ConvProblem {
         };
         let of = |numbers: &[i64]| numbers.get(sequence).copied();
         let count = rows.len();
-        within(("queryStartLoc", "rows"), count as i64, [1, form.few_rows.unwrap_or(count)])?;
         let computed = of(contents.computed)
             .map(|given| within(("numComputedTokens", "computed tokens"), given, [0, i32::MAX as usize]))
             .transpose()?;

@@ -42,7 +42,8 @@ rules! {
         "pad the channels of rows, weights and lines, or divide them over calls";
     WIDTH = "fused_conv.width", TILING_ERROR, V1, "FusedCausalConv1d tiling, weight",
         "a window has 3 rows",
-        "zero-pad the weights of 2 rows in front; wider windows are for CausalConv1d of vLLM-Ascend's package";
+        "pass weights [3, channels], transposed from a model's [channels, 3]; zero-pad those of 2 rows in front, and use \
+         CausalConv1d of vLLM-Ascend's package for wider windows";
     SHAPE = "fused_conv.shape", TILING_ERROR, V1, "FusedCausalConv1d tiling, shapes",
         "weight, bias, convStates and y have the channels of x, y its shape, and the tensors of numbers the sequences \
          of the call",
