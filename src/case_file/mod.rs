@@ -208,6 +208,9 @@ fn is_input(operator: DeclaredOperator, parameter: &ParameterInfo) -> bool {
     }
 }
 
+/// The tensors whose strides a case may have.
+const POOLS: [&str; 2] = ["state", "conv_states"];
+
 /// Whether an output holds states of linear attention.
 fn is_state(output: &str) -> bool {
     matches!(output, "state" | "final_state" | "conv_states")
@@ -371,9 +374,9 @@ impl<A: CaseArguments> Case<A> {
             // This cannot fail: an operator with sparse modes has the parameter.
             let _ = described.set_tensor("atten_mask", mask);
         }
-        for pool in ["state", "conv_states"] {
+        for pool in POOLS {
             if let (Some(strides), [state]) = (&self.state_strides, described.tensors(pool))
-                && let Some(strides) = Dims::new(strides).filter(|strides| strides.rank() == state.shape.rank())
+                && let Some(strides) = Dims::new(strides)
             {
                 let state = TensorDesc { strides, ..*state };
                 // This cannot fail: the call has such a pool.
@@ -490,6 +493,14 @@ impl<A: CaseArguments> Case<A> {
                 );
             }
             _ => {}
+        }
+        let pools = POOLS.into_iter().flat_map(|pool| arguments.tensors(pool));
+        if self
+            .state_strides
+            .as_ref()
+            .is_some_and(|strides| pools.into_iter().any(|pool| pool.shape().len() != strides.len()))
+        {
+            return wrong("the strides of a pool are one for each of its axes: give as many");
         }
         let mut tensors = arguments.each_tensor();
         if tensors.any(|(argument, _)| !is_input(operator, argument.parameter)) {

@@ -4,6 +4,7 @@
 //! [`FusedCausalConv1d`] describes a call, which is planned once and launched per layer as a [`FusedConvPlan`], or as an
 //! [`InplaceFusedConvPlan`](crate::inplace_fused_causal_conv::InplaceFusedConvPlan) that writes to its rows.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -34,8 +35,8 @@ pub struct FusedConvSequence<'a> {
     pub rows: usize,
     /// Its tokens in front of these rows. With 0 it begins: what is in front of its first row is zeros.
     pub computed: usize,
-    /// Rows at the end of the call before that were rejected, as drafts are: the sequence goes on behind the row in front
-    /// of them. `computed` does not count them.
+    /// Rows at the end of the call before that were rejected, as drafts are, no more than that call had: the sequence
+    /// goes on behind the row in front of them. `computed` does not count them.
     pub rejected: usize,
     /// Its line of the pool; none leaves the sequence out, as for rows of padding. With
     /// [blocks](FusedConvSequences::in_blocks) the line of each of its blocks, from its first token on, also of those
@@ -185,6 +186,7 @@ fn numbers_of(
     }
     let mut numbers = [const { Vec::new() }; 7];
     let [starts, lines, accepted, computed, first, last, initial] = &mut numbers;
+    number("line_rows", line_rows)?;
     let mut end = 0usize;
     starts.push(0);
     for (index, sequence) in sequences.iter().enumerate() {
@@ -217,7 +219,33 @@ fn numbers_of(
         accepted.push(number("line_rows", line_rows.saturating_sub(1).saturating_sub(sequence.rejected))?);
         computed.push(number("computed", sequence.computed)?);
     }
+    block_size.map_or(Ok(()), |size| apart(size, sequences))?;
     Ok(numbers)
+}
+
+/// Refuses blocks of which one sequence writes the line of a block that another one has, or that it has itself: rows
+/// that are kept for others, or for a later call, would be lost.
+fn apart(size: usize, sequences: &[FusedConvSequence<'_>]) -> Result<()> {
+    let blocks = |sequence: &FusedConvSequence<'_>| sequence.computed.saturating_add(sequence.rows).div_ceil(size);
+    let each = |from_written: bool| {
+        sequences.iter().enumerate().flat_map(move |(index, sequence)| {
+            let first = if from_written { sequence.computed / size } else { 0 };
+            let own = sequence.lines.iter().enumerate().take(blocks(sequence)).skip(first);
+            own.map(move |(block, &line)| (line, (index, block)))
+        })
+    };
+    let writers: HashMap<_, _> = each(true).collect();
+    let shared = each(false).find_map(|(line, has)| {
+        let writer = writers.get(&line).filter(|writer| **writer != has)?;
+        Some((line, *writer, has))
+    });
+    shared.map_or(Ok(()), |(line, (writer, block), (other, its))| {
+        let given =
+            format_args!("line {line} of block {block} of sequence {writer} and block {its} of sequence {other}");
+        Err(Error::invalid("lines", given, "a line of its own for each block with a new row").fix(
+            "share lines of whole blocks that no sequence adds rows to, and copy a line that two sequences go on from",
+        ))
+    })
 }
 
 /// Refuses a sequence that has another number of lines than it needs: as many as `blocks`, for which a table of

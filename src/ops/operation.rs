@@ -350,7 +350,7 @@ impl<O: Operation> Plan<O> {
         let outcome = checked.map(|checked| checked.launch());
         match (&outcome, live) {
             (_, None) => {}
-            (Ok(Ok(())), Some(live)) => case_file::launched(queue.stream(), live),
+            (Ok(Ok(())), Some(live)) => return Ok(case_file::launched(queue.stream(), live)),
             (Ok(Err(error)) | Err(error), Some(live)) => {
                 case_file::failed(live, queue.stream(), error);
             }
@@ -396,13 +396,12 @@ pub(crate) fn new_output<T: Element>(
         return Err(Error::invalid(
             argument,
             format_args!("{} elements", T::DTYPE),
-            format_args!(
-                "{} elements, which the plan computes: launch with the planned tensors, or name the type of the \
-                 output, as in `Inputs::output_type::<T>`",
-                desc.dtype
-            ),
+            format_args!("{} elements, which the plan computes", desc.dtype),
         )
-        .fix("name the type of the output by `Inputs::output_type::<T>`, or launch with the planned tensors"));
+        .fix(
+            "launch with tensors of the planned type; attention whose output has another type than its query names it \
+              by `Inputs::output_type::<T>`",
+        ));
     }
     AnyTensor::empty(context, desc)?.typed()
 }

@@ -1,5 +1,6 @@
 //! The causal convolution of CANN: random calls against the definition in double precision, and refusals.
 
+use ascend_attention::case::{Tolerance, record_calls};
 use ascend_attention::fused_causal_conv::{FusedCausalConv1d, FusedConvSequence, FusedConvSequences};
 use ascend_attention::graph::{Capturing, Graph};
 use ascend_attention::spec::{Cann, Soc};
@@ -205,7 +206,24 @@ fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
     refused(grows.overwrite(&stream, &[longer]), "sequence 0 of 3 blocks, allowed: 2, the most lines");
     grows.overwrite(&stream, &[sequence(3, &[1, 0, 5, 6])]).unwrap();
     refused(blocks(1, &[0; 12]), "2 or more");
-    refused(blocks(11, &[0, 0]), "line 0 twice for sequence 0");
+    refused(blocks(11, &[0, 0]), "line 0 of block 1 of sequence 0 and block 0 of sequence 0");
+    let of_blocks =
+        |sequences: &[FusedConvSequence<'_>]| FusedConvSequences::in_blocks(&stream, 4, 8, sequences).map(drop);
+    let other = FusedConvSequence { rows: 2, computed: 0, rejected: 0, lines: &[1] };
+    refused(of_blocks(&[sequence(3, &[1, 2]), other]), "line 1 of block 0 of sequence 1 and block 0 of sequence 0");
+    of_blocks(&[sequence(3, &[1, 2]), sequence(3, &[1, 3])]).unwrap();
+    // Lines that share memory with rows or weights.
+    let memory = filled(&stream, bf16::ONE, [60, CHANNELS]);
+    let lines = memory.narrow(0, 3..11).unwrap().reshape([2, 4, CHANNELS]).unwrap();
+    let rows = memory.narrow(0, 4..7).unwrap();
+    let sequences = FusedConvSequences::new(&stream, 4, &[sequence(3, &[0])]).unwrap();
+    for inputs in [(&rows, &weight, &lines), (&x, &rows, &lines)] {
+        let new = FusedCausalConv1d::new().plan(&sequences, inputs).unwrap();
+        refused(new.launch(&stream, inputs).map(drop), "argument.memory");
+        let in_place = FusedCausalConv1d::new().plan_in_place(&sequences, inputs).unwrap();
+        refused(in_place.launch(&stream, inputs), "argument.memory");
+    }
+
     let stream = harness::emulated_stream(Soc::AtlasA2, Cann::V9_1);
     let x = filled(&stream, bf16::ONE, [3, CHANNELS]);
     let sequences = FusedConvSequences::new(&stream, 2, &[sequence(3, &[0])]).unwrap();
@@ -245,4 +263,21 @@ fn captured_launches_read_the_sequences_that_replace_theirs() {
         let text = sequences.overwrite(&stream, &others).unwrap_err().to_string();
         assert!(text.contains(words), "{text}");
     }
+}
+
+#[test]
+fn a_fault_that_recording_waits_for_is_that_of_the_launch() {
+    let stream = stream();
+    let x = filled(&stream, bf16::ONE, [3, CHANNELS]);
+    let inputs = (&x, &x, &filled(&stream, bf16::ONE, [1, 2, CHANNELS]));
+    let sequence = |rows| FusedConvSequence { rows, computed: 9, rejected: 0, lines: &[0] };
+    let sequences = FusedConvSequences::new(&stream, 2, &[sequence(2), sequence(1)]).unwrap();
+    let rule = FusedCausalConv1d::new().allow_lint("fused_conv.shared_line");
+    // The mode is that in which the call is prepared.
+    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
+    let plan = rule.plan(&sequences, inputs).unwrap();
+    let (outcome, calls) = record_calls(Tolerance::default(), || plan.launch(&stream, inputs).map(drop));
+    let text = outcome.unwrap_err().to_string();
+    assert!(text.contains("line 0 of sequences 0 and 1"), "{text}");
+    assert_eq!(calls.len(), 1);
 }

@@ -204,21 +204,23 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
 }
 
 /// Records a call that was launched on a stream, or, with `None`, in a graph.
+///
+/// # Errors
+/// As for [`Stream::synchronize`], where the call is waited for: nothing else would report it.
 #[cold]
-pub(crate) fn launched(stream: Option<&Stream>, call: LiveCall) {
+pub(crate) fn launched(stream: Option<&Stream>, call: LiveCall) -> Result<()> {
     if let (Some(stream), Some(_)) = (stream, folder()) {
         history::note(stream.progress(), &call);
     }
     let tolerance = with(|session| session.calls.as_ref().map(|(tolerance, _)| *tolerance));
     let Some(tolerance) = tolerance.flatten() else {
-        return;
+        return Ok(());
     };
-    let case = match stream {
-        None => Err("the call is part of a graph".to_owned()),
-        Some(stream) => match stream.synchronize() {
-            Ok(()) => call.launched(tolerance, "recorded"),
-            Err(error) => Err(error.to_string()),
-        },
+    let waited = stream.map(Stream::synchronize).transpose().map(|_| ());
+    let case = match (&waited, stream) {
+        (Err(error), _) => Err(error.to_string()),
+        (Ok(()), None) => Err("the call is part of a graph".to_owned()),
+        (Ok(()), Some(_)) => call.launched(tolerance, "recorded"),
     };
     keep(match case {
         Ok(recorded) => recorded,
@@ -228,6 +230,7 @@ pub(crate) fn launched(stream: Option<&Stream>, call: LiveCall) {
             Recorded::Parameters { call, why }
         }
     });
+    waited
 }
 
 /// Adds a call to those of [`record_calls`].

@@ -30,7 +30,8 @@ rules! {
         "pad the channels of rows, weights and lines to a multiple of 16";
     WIDTH = "causal_conv.width", TILING_ERROR, V1, "CausalConv1d package, shapes",
         "a window has 2 to 4 rows",
-        "zero-pad the weights of 1 row in front to 2 rows, and sum the products of a wider window on the host";
+        "pass weights [W, channels], transposed from a model's [channels, W]; zero-pad those of 1 row in front to 2 "
+        "rows, and sum the products of a wider window on the host";
     SHAPE = "causal_conv.shape", TILING_ERROR, V1, "CausalConv1d package, shapes",
         "weight, bias, convStates and y have the channels of x, y its shape, and queryStartLoc, cacheIndices, "
         "initialStateMode and numAcceptedTokens the sequences of the call",

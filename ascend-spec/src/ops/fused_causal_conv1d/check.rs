@@ -144,7 +144,7 @@ impl FusedConvCall {
             _ => {
                 let starts = STARTS.requires(self.query_start_loc, "queryStartLoc")?;
                 RANK.takes(Named("queryStartLoc", starts.shape), Rank(1))?;
-                (starts.shape[0].saturating_sub(1), None)
+                (starts.shape[0].saturating_sub(1).max(0), None)
             }
         };
         SEQUENCES.takes(Noted(sequences, "sequences"), 1..=256)?;

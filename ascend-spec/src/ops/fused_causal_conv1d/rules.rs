@@ -53,7 +53,7 @@ rules! {
         "divide the sequences over calls, and leave the call out where there are none";
     ROWS = "fused_conv.rows", TILING_ERROR, V1, "FusedCausalConv1d tiling, x",
         "x [T, dim] has 1 to 1048576 rows, and x [B, L, dim] 1 to 8 of each sequence",
-        "pass longer sequences as x [T, dim] with queryStartLoc, and divide more rows over calls";
+        "leave the call out where there is no row, pass longer sequences as x [T, dim] with queryStartLoc, and divide more rows over calls";
     STARTS = "fused_conv.starts", TILING_ERROR, V1, "FusedCausalConv1d tiling, queryStartLoc",
         "queryStartLoc is given with x [T, dim]",
         "give the number of each sequence's first row, and behind them that of all rows";
