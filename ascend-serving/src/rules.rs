@@ -54,7 +54,8 @@ ascend_attention::spec::library_rules! {
         "tokens are computed or moved only while no step of their sequence is in progress",
         "queue all layers of the step in progress, or drop it, before the next step of its sequences begins";
     SEQUENCE_MOVED = "sequence.moved",
-        "a sequence in which tokens have moved is cut before one of them moves again, and before it gets new tokens",
+        "a token moves once, to a position of its own: a sequence in which tokens have moved is cut before one of them \
+         moves again, and before it gets new tokens",
         "move the accepted tokens once, from `AcceptedDrafts::moves`, and cut the sequence behind them (`truncate`); \
          pairs that follow from one another go into one call";
     SEQUENCE_CHANGED = "sequence.changed",
