@@ -40,8 +40,8 @@ impl<T: Element> Attention<T> {
     pub fn new(shape: AttentionShape, cache: PagedKvCache<T>, backends: Backends<T>) -> Self {
         let layers = 0..cache.shape().layers;
         let places = layers.clone().map(|layer| LayerPlace { group: 0, layer }).collect();
-        let group =
-            LayerGroup { layers: layers.collect(), causality: None, shape, scales: Vec::new(), cache, backends };
+        let group = LayerGroup::new(layers, Causality::Causal, shape, cache, backends);
+        let group = LayerGroup { causality: None, ..group };
         Self { groups: vec![group], places, states: None, range_checker: None, deterministic: false }
     }
 

@@ -1,7 +1,7 @@
 //! Steps replayed from graphs, layer by layer.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ascend_attention::graph::Update;
 use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
@@ -15,6 +15,7 @@ use crate::graphs::{
 };
 use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, no_layer};
 use crate::rules;
+use crate::sharing::lock;
 
 use super::attention::Attention;
 use super::layer_check::StepRows;
@@ -76,6 +77,8 @@ use super::step::{Step, StepCalls};
 pub struct AttentionGraphs<T: Element> {
     graphs: GraphPool<SizeBuffers<T>>,
     groups: Vec<CapturedGroup>,
+    /// For each group the scales that its layers have now.
+    scales: Vec<Arc<Mutex<Vec<f64>>>>,
     /// For each group the cache of each of its layers.
     caches: Vec<Vec<CachedLayer<T>>>,
     places: Vec<LayerPlace>,
@@ -234,6 +237,7 @@ impl<T: Element> AttentionGraphs<T> {
         Ok(Self {
             graphs,
             groups,
+            scales: attention.groups().iter().map(|group| Arc::clone(&group.scales)).collect(),
             caches,
             places,
             sinks: limits.learnable_sinks.clone(),
@@ -302,12 +306,32 @@ impl<T: Element> AttentionGraphs<T> {
     /// The query rows that a step is padded to, or why it cannot be replayed.
     fn check(&self, step: &AttentionMetadata) -> Result<usize, Violation> {
         step.check_groups(self.groups.len())?;
+        self.check_scales()?;
         let parts: Vec<_> = self.groups.iter().zip(step.groups()).collect();
         let sizes: Vec<usize> = self.graphs.sizes().collect();
         fitting_rows(&sizes, &parts, |rows, group| {
             let buffers = self.graphs.buffers(rows).and_then(|buffers| buffers.groups.get(group));
             buffers.map_or(&[][..], |buffers| &buffers.programs)
         })
+    }
+
+    /// Refuses steps once a layer has another scale than it was captured with.
+    fn check_scales(&self) -> Result<(), Violation> {
+        for (layer, place) in self.places.iter().enumerate() {
+            let captured = self.groups.get(place.group).and_then(|group| group.scale(place.layer));
+            let scale = self.scales.get(place.group).and_then(|scales| lock(scales).get(place.layer).copied());
+            if let (Some(scale), Some(captured)) = (scale, captured)
+                && scale != captured
+            {
+                return Err(Violation::new(
+                    &rules::GRAPH_INPUTS,
+                    format_args!("the scale {scale} of layer {layer}, set by `Attention::layer_scales`"),
+                    format_args!("{captured}, with which the layer was captured"),
+                    "capture the graphs again, or compute the step without a graph",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Begins a step: pads it to the smallest captured size that fits, and copies its table, slots and named masks into
@@ -333,8 +357,9 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as
     /// for [`Attention::begin`]; [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave back what a layer shows,
-    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers;
-    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers,
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) once a layer has another scale than it was captured with
+    /// ([`Attention::layer_scales`]); [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
     /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`];
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a

@@ -127,6 +127,11 @@ impl CapturedGroup {
         Some(&self.alike.get(self.program(layer)?)?.mask)
     }
 
+    /// The factor of the scores of a layer.
+    pub(crate) fn scale(&self, layer: usize) -> Option<f64> {
+        Some(self.alike.get(self.program(layer)?)?.heads.scale)
+    }
+
     /// Columns of the block table.
     pub(crate) fn columns(&self) -> usize {
         let columns = self.limits.keys.div_ceil(self.limits.block_size.max(1));
