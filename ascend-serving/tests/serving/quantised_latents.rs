@@ -285,6 +285,25 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     step.end().unwrap();
 }
 
+/// Heads of zeros have a scale that divides; scales that leave no rotary part a number are refused.
+#[test]
+fn rotary_parts_stay_numbers_when_they_are_divided() {
+    let stream = harness::stream();
+    let (zeros, ropes) = (rows(&stream, 1, 2, HEADS, LATENT), rows(&stream, 2, 2, HEADS, ROPE));
+    zeros.clear(&stream).unwrap();
+    let quantise = |query: &Tensor<bf16>, latents: f32| {
+        let latents = LatentScale::new(latents).unwrap();
+        QuantisedQueries::quantise_on_host(&stream, Int8, (query, &ropes), latents)
+    };
+    let (queries, divided) = quantise(&zeros, 0.5).unwrap();
+    assert!(queries.scale().download(&stream).unwrap().iter().all(|scale| *scale == 1.0));
+    let [halves, ropes] = [&divided, &ropes].map(|tensor| tensor.download(&stream).unwrap());
+    assert!(halves.iter().zip(&ropes).all(|(half, rope)| half.to_f32() == rope.to_f32() / 0.5));
+    let why = violation(quantise(&rows(&stream, 1, 2, HEADS, LATENT), 2e-38));
+    assert_eq!(why.rule, &rules::QUANTISED_SCALE, "{why}");
+    assert!(why.given.contains("head 0 of token 0"), "{why}");
+}
+
 /// A head with a number that is none has no attention, and the check of ranges finds it; other heads are not touched.
 #[test]
 fn a_query_that_is_not_finite_is_found_in_its_head() {
