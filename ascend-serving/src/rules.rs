@@ -252,13 +252,13 @@ ascend_attention::spec::library_rules! {
     BACKEND_QUANTISED = "backend.quantised",
         "a quantised cache goes to the backends that take its scales, and they get no other",
         "add `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, over "
-        "latents `Backend::QUANTISED_MLA`, or make the cache by `PagedKvCache::new`";
+        "latents `Backend::QUANTISED_MLA_256_MIB`, or make the cache by `PagedKvCache::new`";
     BACKEND_MX_FP8 = "backend.mxfp8",
         "the backend of MXFP8 gets causal layers without window and sinks",
         "give such layers a cache of their own with scales of channels or tokens";
     BACKEND_LATENT = "backend.latent",
         "latent attention goes to its own backend, which gets causal layers of it alone",
-        "add `Backend::MLA`, over latents of 8 bits `Backend::QUANTISED_MLA`, and make its layers by "
+        "add `Backend::MLA_256_MIB`, over latents of 8 bits `Backend::QUANTISED_MLA_256_MIB`, and make its layers by "
         "`LayerInputs::latent` or `LayerInputs::quantised_latent`";
     SPARSE_CHOICE = "sparse.choice",
         "a layer of sparse attention reads keys that were chosen in its own step",

@@ -46,8 +46,8 @@ const STANDARD: [Backend; 11] = [
     Backend::QuantisedDecode,
     Backend::QuantisedPrefill,
     Backend::MxFp8,
-    Backend::MLA,
-    Backend::QUANTISED_MLA,
+    Backend::MLA_256_MIB,
+    Backend::QUANTISED_MLA_256_MIB,
     Backend::PromptAndIncre,
 ];
 

@@ -41,7 +41,8 @@ fn by_channel(stream: &Stream) -> PagedKvCache<bf16> {
 }
 
 fn attention(cache: PagedKvCache<bf16>) -> Attention<bf16> {
-    let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::MLA).with(Backend::QUANTISED_MLA);
+    let backends =
+        Backends::none().with(Backend::QuantisedDecode).with(Backend::MLA_256_MIB).with(Backend::QUANTISED_MLA_256_MIB);
     Attention::new(AttentionShape::latent(HEADS), cache, backends)
 }
 
@@ -235,10 +236,10 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
         assert!(said.contains(words), "{said}");
     }
     let said = refused(quantised(), Queries::Absorbed);
-    assert!(said.contains("`Backend::QUANTISED_MLA`"), "{said}");
+    assert!(said.contains("`Backend::QUANTISED_MLA_256_MIB`"), "{said}");
     // Each backend has the caches of its name.
-    for (cache, words) in [(plain(), "add `Backend::MLA`"), (by_channel(&stream), "scales of channels")] {
-        let backends = Backends::none().with(Backend::QUANTISED_MLA);
+    for (cache, words) in [(plain(), "add `Backend::MLA_256_MIB`"), (by_channel(&stream), "scales of channels")] {
+        let backends = Backends::none().with(Backend::QUANTISED_MLA_256_MIB);
         let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
         let mut sequence = attention.sequence();
         let said = reasons(step(&stream, &mut attention, &mut sequence, (3, 2), Queries::Plain));
