@@ -127,8 +127,9 @@ impl<T: Element> Backends<T> {
 
     /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
     /// `layers` layers are queued at the same time, such as all of the model: the next backend is tried then. The plans
-    /// of layers with one mask and scale that [prefer](Self::prefer) several backends count together; those of other
-    /// masks and scales ([`Attention::layer_scales`](crate::Attention::layer_scales)) each count alone.
+    /// of layers with one mask that [prefer](Self::prefer) several backends count together, and what they hold once for
+    /// each scale ([`Attention::layer_scales`](crate::Attention::layer_scales)) that the layers over the cache have;
+    /// those of another mask count alone.
     pub fn memory_limit(mut self, bytes: usize, layers: usize) -> Self {
         self.memory_limit = Some(MemoryLimit { bytes, layers });
         self
@@ -307,17 +308,28 @@ impl<T: Element> Backends<T> {
     /// # Errors
     /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<SelectedBackend<T>> {
-        self.plan_beside(step, first, &[], StepMemory::default())
+        self.plan_for_scales(step, first, 1)
+    }
+
+    /// Prepares a step as [`plan`](Self::plan) does, for one of so many scales.
+    pub(crate) fn plan_for_scales(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        scales: usize,
+    ) -> Result<SelectedBackend<T>> {
+        self.plan_beside(step, first, &[], (StepMemory::default(), scales))
     }
 
     /// Prepares a step with the first backend that can serve it within the limit of memory, beside plans for other
-    /// layers that need `held`. A backend that has a plan among these serves by it.
+    /// layers that need `held`, where each is made for so many scales. A backend that has a plan among these serves by
+    /// it.
     fn plan_beside(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
         others: &[PreferredPlan<T>],
-        held: StepMemory,
+        (held, scales): (StepMemory, usize),
     ) -> Result<SelectedBackend<T>> {
         let (selected, refused) = self.plan_first(step, first, |backend| {
             let name = backend.name();
@@ -325,15 +337,15 @@ impl<T: Element> Backends<T> {
                 return Ok((name, Arc::clone(&other.selected.plan)));
             }
             let plan = StepPlan::new(&**backend, step, first)?;
-            self.admits(held.beside(plan.memory()))?;
+            self.admits(held.beside(plan.memory()), scales)?;
             Ok((name, Arc::new(plan)))
         })?;
         let (name, plan) = selected;
         Ok(SelectedBackend { name, plan, refused })
     }
 
-    /// Prepares a step for all layers with one mask and scale, of a cache of `layers` layers: a plan for each backend
-    /// that some of them come to, that of `first` in front.
+    /// Prepares a step for all layers with one mask and scale, of a cache of `layers` layers with so many scales: a plan
+    /// for each backend that some of them come to, that of `first` in front.
     ///
     /// # Errors
     /// As for [`plan`](Self::plan).
@@ -341,7 +353,7 @@ impl<T: Element> Backends<T> {
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-        layers: usize,
+        (layers, scales): (usize, usize),
     ) -> Result<Vec<PreferredPlan<T>>> {
         let mut plans: Vec<PreferredPlan<T>> = Vec::new();
         let mut held = StepMemory::default();
@@ -350,7 +362,7 @@ impl<T: Element> Backends<T> {
             if plans.iter().any(|plan| plan.preferred == preferred) {
                 continue;
             }
-            let selected = self.plan_beside(step, &LayerTensors { layer, ..*first }, &plans, held)?;
+            let selected = self.plan_beside(step, &LayerTensors { layer, ..*first }, &plans, (held, scales))?;
             if plans.iter().all(|plan| plan.selected.name != selected.name) {
                 held = held.beside(selected.plan.memory());
             }
@@ -395,12 +407,15 @@ impl<T: Element> Backends<T> {
         )
     }
 
-    fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
+    /// Refuses plans of this memory that are made for so many scales, if they are beyond the limit.
+    fn admits(&self, memory: StepMemory, scales: usize) -> Result<(), Violation> {
+        let memory = StepMemory { held: memory.held.saturating_mul(scales), ..memory };
         self.memory_limit.map_or(Ok(()), |limit| limit.admits(memory))
     }
 
-    /// Prepares what graphs record of steps: a program with room for tables of `columns` columns, by the first backend
-    /// whose programs of all these steps differ in lengths, blocks and the contents of masks alone.
+    /// Prepares what graphs record of steps: a program with room for tables of `columns` columns, for one of so many
+    /// scales, by the first backend whose programs of all these steps differ in lengths, blocks and the contents of
+    /// masks alone.
     ///
     /// # Errors
     /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
@@ -408,7 +423,7 @@ impl<T: Element> Backends<T> {
         &self,
         steps: &[StepContext<'_>],
         first: &LayerTensors<'_, T>,
-        columns: usize,
+        (columns, scales): (usize, usize),
     ) -> Result<RecordedBackend<T>> {
         let Some(step) = steps.first() else {
             return Err(no_backend(&[], None));
@@ -426,7 +441,7 @@ impl<T: Element> Backends<T> {
             let program = program(step)?;
             form.check_form(&program, backend.name())?;
             let plan = StepPlan::of_program(program, step, first, Some(columns))?;
-            self.admits(plan.memory())?;
+            self.admits(plan.memory(), scales)?;
             Ok(RecordedBackend { backend: Arc::clone(backend), form, plan })
         })?;
         Ok(recorded)

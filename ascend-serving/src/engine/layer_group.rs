@@ -75,6 +75,14 @@ impl<T: Element> LayerGroup<T> {
         }
     }
 
+    /// The number of scales that the layers have.
+    pub(super) fn scale_count(&self) -> usize {
+        let mut scales: Vec<u64> = lock(&self.scales).iter().map(|scale| scale.to_bits()).collect();
+        scales.sort_unstable();
+        scales.dedup();
+        scales.len()
+    }
+
     /// The cache.
     pub fn cache(&self) -> &PagedKvCache<T> {
         &self.cache

@@ -16,7 +16,7 @@ impl<T: Element> Attention<T> {
     ///
     /// A step plans once for each scale, when the first layer with it is queued, and what a plan holds
     /// ([`StepPlan::memory`](crate::StepPlan::memory)) is held for each; the
-    /// [limit of memory](crate::Backends::memory_limit) counts each scale alone. Graphs have the scales of their
+    /// [limit of memory](crate::Backends::memory_limit) counts all of them. Graphs have the scales of their
     /// capture, and replay no step once other ones are set. What is made with heads of its own, such as a
     /// [`TreeVerification`](crate::TreeVerification), has one scale.
     ///

@@ -169,7 +169,8 @@ impl<'a, T: Element> GroupStep<'a, T> {
                 metadata.check_mask(mask)?;
                 let at = planned.len();
                 let input_kinds = InputKinds::of(&tensors);
-                let plans = layers.backends.plan_layers(&context, &tensors, layers.cache.shape().layers)?;
+                let counts = (layers.cache.shape().layers, layers.scale_count());
+                let plans = layers.backends.plan_layers(&context, &tensors, counts)?;
                 // That of this layer is the first of them.
                 let (mask, scale) = (mask.clone(), shape.scale);
                 let of_layers = |plan| LayerPlan { mask: mask.clone(), scale, state, shares_keys, plan, input_kinds };

@@ -353,9 +353,11 @@ impl CapturedGroup {
             let (cache, quantised) = cache.tensors(layer)?;
             let sink = sinks.get(layer).copied().flatten();
             let tensors = self.layer_tensors(layer, &tensors, (&cache, quantised.as_ref()), sink);
+            let others = self.alike.iter().map(|other| (&other.mask, other.preferred));
+            let scales = others.filter(|other| *other == (&alike.mask, alike.preferred)).count();
             let record = |steps: &[&AttentionMetadata]| {
                 let steps = steps.iter().map(|metadata| alike.context(stream, metadata, &table));
-                backends.record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
+                backends.record(&steps.collect::<Vec<_>>(), &tensors, (self.columns(), scales))
             };
             let (recorded, dummy_rows) = self.record_examples(&examples, record)?;
             Ok(CapturedProgram { recorded, dummy_rows, sink: sink.cloned() })
