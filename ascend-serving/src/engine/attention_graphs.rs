@@ -294,25 +294,41 @@ impl<T: Element> AttentionGraphs<T> {
         Some(captured.recorded.backend.name())
     }
 
-    /// Whether a step can be replayed: it is of the captured cache and layers, its requests add no more tokens than
-    /// were declared, there is a size that holds it, and its keys and blocks, including those of the padding, are no
-    /// more than were declared. Compute other steps without a graph, and those that [`begin`](Self::begin) refuses all
-    /// the same because the calls of a backend of one's own depend on more than the size
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)).
+    /// Whether a step can be replayed now: it is of the captured cache and layers, its requests add no more tokens than
+    /// were declared, there is a size that holds it, its keys and blocks, including those of the padding, are no more
+    /// than were declared, and its sequences and their states can take the step. Compute other steps without a graph.
+    ///
+    /// [`begin`](Self::begin) asks the same, and may refuse a step all the same for its stream, because the calls of a
+    /// backend of one's own depend on more than the size ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), or because
+    /// there is no slot for a state that was forked after its growth
+    /// ([`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED)).
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
         self.check(metadata).is_ok()
     }
 
     /// The query rows that a step is padded to, or why it cannot be replayed.
-    fn check(&self, step: &AttentionMetadata) -> Result<usize, Violation> {
+    fn check(&self, step: &AttentionMetadata) -> Result<usize> {
         step.check_groups(self.groups.len())?;
+        check_deterministic(self.deterministic, self.graphs.device())?;
         self.check_scales()?;
         let parts: Vec<_> = self.groups.iter().zip(step.groups()).collect();
         let sizes: Vec<usize> = self.graphs.sizes().collect();
-        fitting_rows(&sizes, &parts, |rows, group| {
+        let rows = fitting_rows(&sizes, &parts, |rows, group| {
             let buffers = self.graphs.buffers(rows).and_then(|buffers| buffers.groups.get(group));
             buffers.map_or(&[][..], |buffers| &buffers.programs)
-        })
+        })?;
+        if let Some(linear) = &self.linear {
+            // Before the caches, which would take the tokens of a step that left layers out once more.
+            LeasedStates::check(&linear.pool, step)?;
+        }
+        for (group, part) in parts {
+            part.check_progress(group.cache_entry())?;
+            part.check_copies_queued(group.pool(), CopiesIn::Cache(group.cache_entry()))?;
+        }
+        if self.linear.is_some() {
+            LeasedStates::of_requests(step)?;
+        }
+        Ok(rows)
     }
 
     /// Refuses steps once a layer has another scale than it was captured with.
@@ -373,23 +389,14 @@ impl<T: Element> AttentionGraphs<T> {
     /// metadata padded: it can be begun again, and computed without a graph.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &mut AttentionMetadata) -> Result<Step<'a, T>> {
         self.graphs.admits(stream)?;
-        check_deterministic(self.deterministic, stream.device())?;
+        self.linear.as_ref().map_or(Ok(()), |linear| linear.pool.check_stream(stream))?;
         let rows = self.check(metadata)?;
-        if let Some(linear) = &self.linear {
-            // Before the caches, which would take the tokens of a step that left layers out once more.
-            LeasedStates::check(&linear.pool, stream, metadata)?;
-        }
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let leases = self.groups.iter();
         let leases = leases.map(|group| group.pool().begin_step(stream));
         let leases: Vec<_> = leases.collect();
         let progress = self.groups.iter().zip(metadata.groups());
-        let progress = progress.map(|(group, metadata)| {
-            let progress = metadata.begin_progress(group.cache_entry())?;
-            let copies = CopiesIn::Cache(group.cache_entry());
-            metadata.check_copies_queued(group.pool(), copies)?;
-            Ok::<_, Violation>(progress)
-        });
+        let progress = progress.map(|(group, metadata)| metadata.begin_progress(group.cache_entry()));
         let progress = progress.collect::<Result<Vec<_>, _>>()?;
         let requests = self.each.requests(rows);
         // Before the padding: a backend may refuse the step, and a mask may have a row without keys.

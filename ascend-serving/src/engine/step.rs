@@ -77,7 +77,8 @@ impl<T: Element> Attention<T> {
         check_deterministic(self.deterministic, stream.device())?;
         if let Some(states) = &self.states {
             // Before the caches, which would take the tokens of a step that left layers out once more.
-            LeasedStates::check(states, stream, metadata)?;
+            states.check_stream(stream)?;
+            LeasedStates::check(states, metadata)?;
         }
         let (mut groups, mut leases, mut progress) = (Vec::new(), Vec::new(), Vec::new());
         for (group, metadata) in self.groups.iter_mut().zip(metadata.groups()) {

@@ -120,6 +120,11 @@ impl AttentionMetadata {
         self.begin_progress_in(cache.pool(), Some(cache))
     }
 
+    /// Refuses a step that [`begin_progress`](Self::begin_progress) would refuse for its sequences now.
+    pub(crate) fn check_progress(&self, cache: &CacheEntry) -> Result<(), Violation> {
+        self.step_tokens().try_for_each(|(request, tokens)| cache.check(&format_args!("request {request}"), tokens))
+    }
+
     /// The pool of the sequences; `None` for requests without sequences.
     pub(crate) fn pool_of_sequences(&self) -> Option<&BlockPool> {
         self.sequences.pool.as_ref()
