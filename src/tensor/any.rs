@@ -78,7 +78,7 @@ impl AnyTensor {
     }
 
     /// Range of the device addresses of the tensor's elements; empty without elements.
-    pub(crate) fn addresses(&self) -> Range<usize> {
+    pub fn addresses(&self) -> Range<usize> {
         let bytes = self.desc.byte_range().unwrap_or(0..0);
         let len = usize::try_from(bytes.end).unwrap_or(0);
         if len == 0 {

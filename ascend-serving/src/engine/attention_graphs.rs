@@ -459,6 +459,7 @@ impl<T: Element> AttentionGraphs<T> {
             _leases: leases,
             layers: QueuedLayers::new(places.len(), progress, STEP_AGAIN),
             range_checker,
+            stored: None,
             output: None,
         })
     }

@@ -1,6 +1,6 @@
 //! The states of the requests of a step in progress, which layers of linear attention write.
 
-use ascend_attention::{Stream, Violation};
+use ascend_attention::{AnyTensor, Stream, Violation};
 
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
@@ -68,6 +68,15 @@ impl<'a> LeasedStates<'a> {
     /// The pool of the states.
     pub(crate) fn pool(&self) -> &'a StatePool {
         self.pool
+    }
+
+    /// The states and windows of all layers.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = &'a AnyTensor> {
+        let pool = self.pool;
+        let layers = 0..pool.shape().layers;
+        let states = layers.clone().filter_map(|layer| Some(pool.layer(layer).ok()?.tensor()));
+        let convolved = layers.filter(|_| pool.shape().convolution.is_some());
+        states.chain(convolved.filter_map(|layer| pool.windows(layer).ok()))
     }
 
     /// The states, one for each request.

@@ -1,7 +1,7 @@
 //! Steps without graphs: the first layer of each kind plans for the rest.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{LatentForm, LayerInputs, LayerTensors, PreferredPlan, StepContext, output_shape};
 use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
@@ -63,6 +63,11 @@ impl<'a, T: Element> PlannedLayers<'a, T> {
         let groups = self.groups.len();
         let group = self.groups.get_mut(place.group).ok_or_else(|| no_layer(place.group, groups))?;
         group.queue_layer(stream, (layer, place), inputs, into, queued).map_err(|why| of_model(why, layer, place))
+    }
+
+    /// The tensors of the caches of all layers.
+    pub(super) fn stored(&self) -> impl Iterator<Item = &AnyTensor> {
+        self.groups.iter().flat_map(|group| group.layers.cache.stored())
     }
 
     /// The plan of a layer, and not that of layers that share its keys.

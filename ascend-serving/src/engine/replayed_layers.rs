@@ -8,7 +8,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 use crate::backends::{AnyLayerInputs, LatentForm, LayerInputs, LayerTensors};
 use crate::error::{Error, Result};
 use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
-use crate::kv::{QueuedLayers, no_layer};
+use crate::kv::{QueuedLayers, no_layer, stored};
 use crate::rules;
 
 use super::convolution_step::ConvolutionInputs;
@@ -47,6 +47,11 @@ const WEIGHTS_FIX: &str = "bring the tensor that `LinearCapture::convolutions` g
      numbers into it";
 
 impl<'a, T: Element> ReplayedLayers<'a, T> {
+    /// The tensors of the caches of all layers.
+    pub(super) fn stored(&self) -> impl Iterator<Item = &'a AnyTensor> {
+        self.caches.iter().flatten().flat_map(|(cache, quantised)| stored(cache, quantised.as_ref()))
+    }
+
     /// The tensors of a layer of attention.
     pub(super) fn tensors(&self, place: LayerPlace) -> Result<&'a GraphTensors<T>> {
         let buffers = self.replays.buffers().groups.get(place.group);
@@ -200,9 +205,8 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         if let Some(output) = into {
             let read = copies.clone().flat_map(|(name, given, own)| [(name, given), ("that of the graph", own)]);
             let read = read.filter_map(|(name, tensor)| Some((name, tensor?)));
-            let states = leased.pool().layer(place.layer)?.tensor();
             let rows = own.convolution.iter().flat_map(|rows| [&rows.x, &rows.y]).chain([&own.output]);
-            let others = read.chain([("the states", states)]).chain(rows.map(|rows| ("that of the graph", &**rows)));
+            let others = read.chain(rows.map(|rows| ("that of the graph", &**rows)));
             check_output("output", output, (stream.device(), own.output.shape()), others)?;
         }
         copy_rows(stream, copies.filter_map(|(name, from, to)| Some((name, from?, to?))))?;

@@ -1,9 +1,10 @@
 //! A step in progress, layer by layer.
 
 use std::fmt;
+use std::ops::Range;
 
 use ascend_attention::delta_rule::DeltaTensors;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{AnyLayerInputs, LayerInputs, SelectedBackend, check_deterministic};
 use crate::batch::AttentionMetadata;
@@ -108,6 +109,7 @@ impl<T: Element> Attention<T> {
             _leases: leases,
             layers: QueuedLayers::new(self.places.len(), progress, STEP_AGAIN),
             range_checker,
+            stored: None,
             output: None,
         })
     }
@@ -145,6 +147,8 @@ pub struct Step<'a, T: Element> {
     pub(super) _leases: Vec<StepLease<'a, Stream>>,
     pub(super) layers: QueuedLayers,
     pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
+    /// Where the caches and states of all layers lie, once an output of the caller was compared with them.
+    pub(super) stored: Option<Vec<Range<usize>>>,
     /// The output that is lent.
     pub(super) output: Option<Tensor<T>>,
 }
@@ -229,7 +233,7 @@ impl<'a, T: Element> Step<'a, T> {
     /// # Errors
     /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape or with
     /// gaps, [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads,
-    /// or with a tensor of its graph. Nothing is written then.
+    /// with a tensor of its graph, or with the cache or the states of any layer. Nothing is written then.
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,
@@ -380,10 +384,10 @@ impl<'a, T: Element> Step<'a, T> {
 
     /// Queues a layer, into a tensor of the caller or of the step, and returns it.
     fn queue(&mut self, layer: usize, inputs: &AnyLayerInputs<'_, T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
-        let outcome = match inputs {
+        let outcome = self.check_apart(into).and_then(|()| match inputs {
             AnyLayerInputs::Attention(inputs) => self.queue_attention(layer, inputs, into),
             AnyLayerInputs::Linear(tensors) => self.queue_linear(layer, tensors, into),
-        };
+        });
         if let Err(why) = &outcome
             && why.breaks(&rules::QUANTISED_FINITE)
             && let (Some(checker), AnyLayerInputs::Attention(inputs)) = (&mut self.range_checker, inputs)
@@ -400,6 +404,30 @@ impl<'a, T: Element> Step<'a, T> {
         }
         self.check_range(layer, inputs, &output)?;
         Ok(output)
+    }
+
+    /// Refuses an output of the caller over the cache or the states of any layer, which others read.
+    fn check_apart(&mut self, into: Option<&Tensor<T>>) -> Result<()> {
+        let Some(output) = into else {
+            return Ok(());
+        };
+        let Self { calls, leased, stored, .. } = self;
+        let stored = stored.get_or_insert_with(|| {
+            let states = leased.iter().flat_map(LeasedStates::stored);
+            let ranges = |tensor: &AnyTensor| tensor.addresses();
+            match calls {
+                StepCalls::Planned(planned) => planned.stored().chain(states).map(ranges).collect(),
+                StepCalls::Replayed(replayed) => replayed.stored().chain(states).map(ranges).collect(),
+            }
+        });
+        let own = output.addresses();
+        match stored.iter().any(|other| own.start.max(other.start) < own.end.min(other.end)) {
+            false => Ok(()),
+            true => {
+                let given = "memory that is shared with the cache or the states of a layer";
+                Err(Error::shared("output", given, "memory of its own"))
+            }
+        }
     }
 
     fn queue_attention(

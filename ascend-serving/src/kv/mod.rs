@@ -63,6 +63,7 @@ pub(crate) use quantised::{
     DeviceQuantisers, GROUP, GroupScales, bytes_of, host_numbers, one_key_each, quantise_index_queries,
     quantise_latent_queries, quantise_mxfp8, quantised_rows, split,
 };
+pub(crate) use quantised_cache::stored;
 pub(crate) use queued_layers::{QueuedLayers, STEP_AGAIN};
 pub(crate) use request_state::{RequestState, StateLease, WeakState, slots_of_tokens};
 pub use sequence::{Growth, Sequence};

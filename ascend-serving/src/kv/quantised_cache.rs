@@ -346,6 +346,26 @@ impl<T: Element> PagedKvCache<T> {
             CacheLayer::Quantised { layer, none } => (none.clone(), Some((**layer).clone())),
         })
     }
+
+    /// The tensors of all layers.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = &AnyTensor> {
+        self.layers.iter().flat_map(|layer| match layer {
+            CacheLayer::Plain(cache) => stored(cache, None),
+            CacheLayer::Quantised { layer, none } => stored(none, Some(layer)),
+        })
+    }
+}
+
+/// The tensors of a layer: keys and values, of a quantised one with its scales.
+pub(crate) fn stored<'a, T: Element>(
+    cache: &'a LayerCache<T>,
+    quantised: Option<&'a QuantisedLayer>,
+) -> impl Iterator<Item = &'a AnyTensor> + Clone + use<'a, T> {
+    let quantised = quantised.into_iter().flat_map(|quantised| {
+        let [key_scale, value_scale] = quantised.scales();
+        [Some(quantised.key()), Some(quantised.value()), key_scale, value_scale].into_iter().flatten()
+    });
+    [&*cache.key, &*cache.value].into_iter().chain(quantised)
 }
 
 /// Checks by the operator's rules that it dequantises such keys and values, as

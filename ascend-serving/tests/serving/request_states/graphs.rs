@@ -358,6 +358,11 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.forward_into(layer, rows.tensors(&value), &mut narrow), &rules::PLAN_TENSORS);
     let mut of_graph = step.linear_tensors().unwrap().output.clone();
     is(step.forward_into(layer, rows.tensors(&value), &mut of_graph), &rules::ARGUMENT_MEMORY);
+    // The windows of the other layer.
+    let windows = attention.states().unwrap().windows(1).unwrap();
+    let of_states = windows.reshape([windows.len()]).unwrap().narrow(0, 0..of_graph.len()).unwrap();
+    let mut of_states = of_states.reshape(of_graph.shape()).unwrap().typed().unwrap();
+    is(step.forward_into(layer, rows.tensors(&value), &mut of_states), &rules::ARGUMENT_MEMORY);
     step.forward(layer, rows.tensors(&value)).unwrap();
     is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_LAYER_REPEATED);
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);
