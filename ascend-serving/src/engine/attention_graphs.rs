@@ -459,7 +459,6 @@ impl<T: Element> AttentionGraphs<T> {
             _leases: leases,
             layers: QueuedLayers::new(places.len(), progress, STEP_AGAIN),
             range_checker,
-            stored: None,
             output: None,
         })
     }

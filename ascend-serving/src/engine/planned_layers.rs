@@ -6,7 +6,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 use crate::backends::{LatentForm, LayerInputs, LayerTensors, PreferredPlan, StepContext, output_shape};
 use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, QueuedLayers, no_layer};
+use crate::kv::{CacheWrite, QueuedLayers, check_beside, no_layer};
 use crate::rules;
 
 use super::layer_check::{InputKinds, check_layer, check_output};
@@ -65,9 +65,9 @@ impl<'a, T: Element> PlannedLayers<'a, T> {
         group.queue_layer(stream, (layer, place), inputs, into, queued).map_err(|why| of_model(why, layer, place))
     }
 
-    /// The tensors of the caches of all layers.
-    pub(super) fn stored(&self) -> impl Iterator<Item = &AnyTensor> {
-        self.groups.iter().flat_map(|group| group.layers.cache.stored())
+    /// Refuses an output of the caller over a cache of some group.
+    pub(super) fn check_beside(&self, output: &AnyTensor) -> Result<()> {
+        check_beside("output", output, self.groups.iter().map(|group| group.layers.cache.stored()))
     }
 
     /// The plan of a layer, and not that of layers that share its keys.

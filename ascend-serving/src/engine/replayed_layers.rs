@@ -8,7 +8,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 use crate::backends::{AnyLayerInputs, LatentForm, LayerInputs, LayerTensors};
 use crate::error::{Error, Result};
 use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
-use crate::kv::{QueuedLayers, no_layer, stored};
+use crate::kv::{QueuedLayers, check_beside, no_layer};
 use crate::rules;
 
 use super::convolution_step::ConvolutionInputs;
@@ -47,9 +47,9 @@ const WEIGHTS_FIX: &str = "bring the tensor that `LinearCapture::convolutions` g
      numbers into it";
 
 impl<'a, T: Element> ReplayedLayers<'a, T> {
-    /// The tensors of the caches of all layers.
-    pub(super) fn stored(&self) -> impl Iterator<Item = &'a AnyTensor> {
-        self.caches.iter().flatten().flat_map(|(cache, quantised)| stored(cache, quantised.as_ref()))
+    /// Refuses an output of the caller over a cache of some group.
+    pub(super) fn check_beside(&self, output: &AnyTensor) -> Result<()> {
+        check_beside("output", output, self.groups.iter().map(CapturedGroup::stored))
     }
 
     /// The tensors of a layer of attention.

@@ -1,12 +1,11 @@
 //! A step in progress, layer by layer.
 
 use std::fmt;
-use std::ops::Range;
 
 use ascend_attention::delta_rule::DeltaTensors;
-use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
-use crate::backends::{AnyLayerInputs, LayerInputs, SelectedBackend, check_deterministic};
+use crate::backends::{AnyLayerInputs, LayerInputs, SelectedBackend, apart, check_deterministic};
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
 use crate::graphs::GraphTensors;
@@ -109,7 +108,6 @@ impl<T: Element> Attention<T> {
             _leases: leases,
             layers: QueuedLayers::new(self.places.len(), progress, STEP_AGAIN),
             range_checker,
-            stored: None,
             output: None,
         })
     }
@@ -147,8 +145,6 @@ pub struct Step<'a, T: Element> {
     pub(super) _leases: Vec<StepLease<'a, Stream>>,
     pub(super) layers: QueuedLayers,
     pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
-    /// Where the caches and states of all layers lie, once an output of the caller was compared with them.
-    pub(super) stored: Option<Vec<Range<usize>>>,
     /// The output that is lent.
     pub(super) output: Option<Tensor<T>>,
 }
@@ -384,7 +380,7 @@ impl<'a, T: Element> Step<'a, T> {
 
     /// Queues a layer, into a tensor of the caller or of the step, and returns it.
     fn queue(&mut self, layer: usize, inputs: &AnyLayerInputs<'_, T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
-        let outcome = self.check_apart(into).and_then(|()| match inputs {
+        let outcome = self.check_beside(into).and_then(|()| match inputs {
             AnyLayerInputs::Attention(inputs) => self.queue_attention(layer, inputs, into),
             AnyLayerInputs::Linear(tensors) => self.queue_linear(layer, tensors, into),
         });
@@ -406,28 +402,17 @@ impl<'a, T: Element> Step<'a, T> {
         Ok(output)
     }
 
-    /// Refuses an output of the caller over the cache or the states of any layer, which others read.
-    fn check_apart(&mut self, into: Option<&Tensor<T>>) -> Result<()> {
+    /// Refuses an output of the caller over a cache or the states of any layer, which others read.
+    fn check_beside(&self, into: Option<&Tensor<T>>) -> Result<()> {
         let Some(output) = into else {
             return Ok(());
         };
-        let Self { calls, leased, stored, .. } = self;
-        let stored = stored.get_or_insert_with(|| {
-            let states = leased.iter().flat_map(LeasedStates::stored);
-            let ranges = |tensor: &AnyTensor| tensor.addresses();
-            match calls {
-                StepCalls::Planned(planned) => planned.stored().chain(states).map(ranges).collect(),
-                StepCalls::Replayed(replayed) => replayed.stored().chain(states).map(ranges).collect(),
-            }
-        });
-        let own = output.addresses();
-        match stored.iter().any(|other| own.start.max(other.start) < own.end.min(other.end)) {
-            false => Ok(()),
-            true => {
-                let given = "memory that is shared with the cache or the states of a layer";
-                Err(Error::shared("output", given, "memory of its own"))
-            }
+        match &self.calls {
+            StepCalls::Planned(planned) => planned.check_beside(output)?,
+            StepCalls::Replayed(replayed) => replayed.check_beside(output)?,
         }
+        let states = self.leased.iter().flat_map(LeasedStates::stored);
+        apart("output", output, states.map(|states| ("the states", states)))
     }
 
     fn queue_attention(

@@ -1,5 +1,6 @@
 //! The layers that share a cache within captured steps: what their graphs read and write, and how one is recorded.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
@@ -47,6 +48,7 @@ impl AlikeLayers {
 pub(crate) struct CapturedGroup {
     pool: BlockPool,
     cache_entry: Arc<CacheEntry>,
+    stored: Arc<[Range<usize>]>,
     shape: CacheShape,
     heads: AttentionShape,
     /// Which keys the layers see, unless that is left to the steps.
@@ -97,6 +99,7 @@ impl CapturedGroup {
         Self {
             pool: pool.clone(),
             cache_entry: Arc::clone(cache.entry()),
+            stored: Arc::clone(cache.stored()),
             shape: cache.shape(),
             heads,
             causality,
@@ -115,6 +118,11 @@ impl CapturedGroup {
     /// The entry of the cache in the progress table of its pool.
     pub(crate) fn cache_entry(&self) -> &Arc<CacheEntry> {
         &self.cache_entry
+    }
+
+    /// The addresses of the cache's tensors, for [`check_beside`](crate::kv::check_beside).
+    pub(crate) fn stored(&self) -> &Arc<[Range<usize>]> {
+        &self.stored
     }
 
     /// The pool and the shape of the cache.

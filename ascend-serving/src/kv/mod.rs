@@ -38,6 +38,7 @@ mod slot_runs;
 mod slot_write;
 mod sparse_caches;
 mod state_pool;
+mod stored;
 mod table;
 
 pub use ascend_attention::attention::Cache;
@@ -63,7 +64,6 @@ pub(crate) use quantised::{
     DeviceQuantisers, GROUP, GroupScales, bytes_of, host_numbers, one_key_each, quantise_index_queries,
     quantise_latent_queries, quantise_mxfp8, quantised_rows, split,
 };
-pub(crate) use quantised_cache::stored;
 pub(crate) use queued_layers::{QueuedLayers, STEP_AGAIN};
 pub(crate) use request_state::{RequestState, StateLease, WeakState, slots_of_tokens};
 pub use sequence::{Growth, Sequence};
@@ -73,5 +73,6 @@ pub use slot_check::check_slots;
 pub(crate) use slot_write::{SlotWrite, WriteViews, scattered_slots, slot_mapping};
 pub(crate) use state_pool::state_in;
 pub use state_pool::{Convolution, StatePool, StateShape};
+pub(crate) use stored::{check_beside, stored};
 pub use table::PageTable;
 pub(crate) use table::{check_blocks_of, used_of_row};

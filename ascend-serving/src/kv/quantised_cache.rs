@@ -16,6 +16,7 @@ use super::quantised::{
     ChannelScales, DeviceScales, GroupScales, LayerScales, QuantisedLayer, QuantisedType, QueryType, TokenScales,
     one_key_each, split,
 };
+use super::stored::stored;
 
 impl<T: Element> PagedKvCache<T> {
     /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` is
@@ -280,7 +281,12 @@ impl<T: Element> PagedKvCache<T> {
 
     /// A cache of these layers, in blocks of a pool.
     pub(super) fn of_layers(device: &Device, pool: BlockPool, shape: CacheShape, layers: Vec<CacheLayer<T>>) -> Self {
-        Self { device: device.clone(), layers, entry: CacheEntry::new(&pool), pool, shape }
+        let of_layer = |layer: &CacheLayer<T>| match layer {
+            CacheLayer::Plain(cache) => stored(cache, None).map(AnyTensor::addresses).collect::<Vec<_>>(),
+            CacheLayer::Quantised { layer, none } => stored(none, Some(layer)).map(AnyTensor::addresses).collect(),
+        };
+        let stored = layers.iter().flat_map(of_layer).collect();
+        Self { device: device.clone(), layers, entry: CacheEntry::new(&pool), pool, shape, stored }
     }
 
     /// Whether tokens share scales, as in a cache of MXFP8.
@@ -346,26 +352,6 @@ impl<T: Element> PagedKvCache<T> {
             CacheLayer::Quantised { layer, none } => (none.clone(), Some((**layer).clone())),
         })
     }
-
-    /// The tensors of all layers.
-    pub(crate) fn stored(&self) -> impl Iterator<Item = &AnyTensor> {
-        self.layers.iter().flat_map(|layer| match layer {
-            CacheLayer::Plain(cache) => stored(cache, None),
-            CacheLayer::Quantised { layer, none } => stored(none, Some(layer)),
-        })
-    }
-}
-
-/// The tensors of a layer: keys and values, of a quantised one with its scales.
-pub(crate) fn stored<'a, T: Element>(
-    cache: &'a LayerCache<T>,
-    quantised: Option<&'a QuantisedLayer>,
-) -> impl Iterator<Item = &'a AnyTensor> + Clone + use<'a, T> {
-    let quantised = quantised.into_iter().flat_map(|quantised| {
-        let [key_scale, value_scale] = quantised.scales();
-        [Some(quantised.key()), Some(quantised.value()), key_scale, value_scale].into_iter().flatten()
-    });
-    [&*cache.key, &*cache.value].into_iter().chain(quantised)
 }
 
 /// Checks by the operator's rules that it dequantises such keys and values, as
