@@ -6,6 +6,7 @@ use ascend_attention::{Element, Tensor, Violation};
 
 use crate::error::Result;
 use crate::graphs::GraphTensors;
+use crate::kv::no_layer;
 use crate::rules;
 
 use super::linear_buffers::LinearGraphTensors;
@@ -14,15 +15,21 @@ use super::step::{DELTA_TENSORS, QUERY_KEY_VALUE, Step, StepCalls};
 
 impl<'a, T: Element> Step<'a, T> {
     /// The graph's tensors of a layer of attention in a step that is replayed, to be filled in place on the step's
-    /// stream before [`launch`](Self::launch). Padding rows may hold anything.
+    /// stream before [`launch`](Self::launch). Padding rows may hold anything. All layers of a group have the same
+    /// tensors, which are lent for one layer after another: until it is queued no other layer of the group is, nor has
+    /// them.
     ///
     /// # Errors
-    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs, and while the tensors are lent for a
+    /// layer that is not queued; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
     /// [`STEP_KIND`](crate::rules::STEP_KIND) for one of linear attention.
-    pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
-        let replayed = self.replayed(format_args!("tensors of layer {layer}"))?;
-        replayed.tensors(self.place_of_kind(layer, false, QUERY_KEY_VALUE)?)
+    pub fn tensors(&mut self, layer: usize) -> Result<&GraphTensors<T>> {
+        self.replayed(format_args!("tensors of layer {layer}"))?;
+        let place = self.place_of_kind(layer, false, QUERY_KEY_VALUE)?;
+        let Self { calls: StepCalls::Replayed(replayed), layers, .. } = self else {
+            return Err(no_layer(layer, 0));
+        };
+        replayed.lend(layer, place, layers)
     }
 
     /// The graphs' tensors of layers of linear attention in a step that is replayed, to be filled in place on the

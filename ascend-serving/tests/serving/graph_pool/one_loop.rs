@@ -94,6 +94,44 @@ fn a_step_without_graphs_has_nothing_to_fill_in_place() {
     check(&queue_layers(step, &stream, &[5, 6, 7], 1)[0][2 * HEADS * DIM..], &[5, 6, 7], 0, None, "advised");
 }
 
+/// The layers of a group have the same tensors: filled ahead for the next layer, they would be what the one before it
+/// computes.
+#[test]
+fn tensors_are_filled_for_one_layer_after_another() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let limits = GraphLimits::new([1], 300);
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &limits).unwrap();
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = model.metadata(&[BatchRequest::of(&sequence, 1)], POLICY).unwrap();
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    // Layers 1 and 4 are one group, the others another.
+    for (layer, ahead, other) in [(1, 4, 0), (0, 2, 3)] {
+        let given = tensors(&stream, &[7], layer);
+        let own = step.tensors(layer).unwrap();
+        for (own, given) in [&own.query, &own.key, &own.value].into_iter().zip(&given) {
+            own.copy_from(&stream, given).unwrap();
+        }
+        let refused = step.tensors(ahead).map(drop).unwrap_err();
+        assert!(refused.breaks(&rules::STEP_IN_PLACE), "{refused}");
+        assert!(refused.to_string().contains(&format!("launch layer {layer} first")), "{refused}");
+        assert_eq!(rule(step.launch(ahead).map(drop)), &rules::STEP_IN_PLACE);
+        let [query, key, value] = &given;
+        assert_eq!(rule(step.forward(ahead, (query, key, value)).map(drop)), &rules::STEP_IN_PLACE);
+        if layer == 1 {
+            step.tensors(other).unwrap();
+        }
+        let output = step.launch(layer).unwrap().download(&stream).unwrap();
+        check(&output, &[7], layer, None, "filled");
+        step.tensors(layer).unwrap();
+        let given = tensors(&stream, &[7], ahead);
+        let [query, key, value] = &given;
+        let output = step.forward(ahead, (query, key, value)).unwrap().download(&stream).unwrap();
+        check(&output, &[7], ahead, None, "behind it");
+    }
+}
+
 /// Outputs that no copy of a graph's fits are refused before anything is queued.
 #[test]
 fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
