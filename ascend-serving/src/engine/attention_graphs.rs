@@ -13,7 +13,7 @@ use crate::graphs::{
     CachedLayer, CapturedGroup, GraphLimits, GraphPool, ReplayedProgram, RowsPerRequest, fitting_rows,
     not_while_capturing,
 };
-use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, no_layer};
+use crate::kv::{QueuedLayers, STEP_AGAIN, no_layer};
 use crate::rules;
 use crate::sharing::lock;
 
@@ -322,8 +322,7 @@ impl<T: Element> AttentionGraphs<T> {
             LeasedStates::check(&linear.pool, step)?;
         }
         for (group, part) in parts {
-            part.check_progress(group.cache_entry())?;
-            part.check_copies_queued(group.pool(), CopiesIn::Cache(group.cache_entry()))?;
+            part.check_begins(group.cache_entry())?;
         }
         if self.linear.is_some() {
             LeasedStates::of_requests(step)?;

@@ -91,12 +91,14 @@ pub(super) fn begin_in(
     metadata: &AttentionMetadata,
     queue_copies: impl FnOnce() -> Result<()>,
 ) -> Result<StepProgress> {
-    let named = |mut why: Violation| {
-        why.given.push_str(&format!(", in the cache of {name}"));
-        why
-    };
-    let progress = metadata.begin_progress(cache).map_err(named)?;
+    let progress = metadata.begin_progress(cache).map_err(|why| named(why, name))?;
     queue_copies()?;
-    metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache)).map_err(named)?;
+    metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache)).map_err(|why| named(why, name))?;
     Ok(progress)
+}
+
+/// The refusal of a step by one of the caches.
+pub(super) fn named(mut why: Violation, name: &str) -> Violation {
+    why.given.push_str(&format!(", in the cache of {name}"));
+    why
 }
