@@ -144,7 +144,7 @@ impl<T: Element> CrossAttention<T> {
         &mut self,
         stream: &'a Stream,
         requests: &mut [(&mut Sequence, usize)],
-    ) -> Result<(Vec<i32>, StepLease<'a, Stream>, StepProgress)> {
+    ) -> Result<(Vec<i32>, StepLease<'a>, StepProgress)> {
         let caches = self.cache.pool().caches();
         if caches > 1 {
             return Err(Violation::new(
@@ -256,7 +256,7 @@ pub struct Encoding<'a, T: Element> {
     /// The write that the first layer has prepared for all layers.
     write: Option<CacheWrite>,
     layers: QueuedLayers,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 impl<T: Element> Encoding<'_, T> {
@@ -321,7 +321,7 @@ pub struct CrossStep<'a, T: Element> {
     /// The call that the first layer has planned for all layers.
     planned: Option<StepPlan<T>>,
     layers: QueuedLayers,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 impl<T: Element> CrossStep<'_, T> {

@@ -140,7 +140,7 @@ pub struct Step<'a, T: Element> {
     pub(super) calls: StepCalls<'a, T>,
     /// The states that layers of linear attention write, if there are any.
     pub(super) leased: Option<LeasedStates<'a>>,
-    pub(super) _leases: Vec<StepLease<'a, Stream>>,
+    pub(super) _leases: Vec<StepLease<'a>>,
     pub(super) layers: QueuedLayers,
     pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
     /// The output that is lent.

@@ -372,7 +372,7 @@ pub struct GraphStep<'a, B> {
     replays: Replays<'a, B>,
     layers: QueuedLayers,
     /// Keeps blocks that go back during the step.
-    _lease: Option<StepLease<'a, Stream>>,
+    _lease: Option<StepLease<'a>>,
 }
 
 impl<'a, B> GraphStep<'a, B> {

@@ -50,7 +50,6 @@ pub(crate) use cache_shape::no_layer;
 pub use cache_shape::{CacheShape, LayerCache};
 pub use cached_rows::CachedRows;
 pub(crate) use compressed_rows::CompressedRows;
-pub use fence::{Fence, FencedQueue};
 pub use interleave::Interleave;
 pub use kernel_blocks::kernel_blocks;
 pub(crate) use kernel_blocks::kernel_blocks_of;

@@ -238,7 +238,7 @@ pub struct ContextStep<'a, T: Element> {
     layers: QueuedLayers,
     /// The output that is lent.
     output: Option<Tensor<T>>,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 impl<'a, T: Element> ContextStep<'a, T> {

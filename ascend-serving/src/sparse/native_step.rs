@@ -53,7 +53,7 @@ pub struct NativeStep<'a, T: Element> {
     /// What the first layer has planned for all layers.
     planned: Option<(CacheWrite, NativePlan<T>)>,
     layers: QueuedLayers,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 impl<T: Element> NativeStep<'_, T> {

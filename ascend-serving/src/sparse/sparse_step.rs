@@ -69,7 +69,7 @@ pub struct SparseStep<'a, T: Element> {
     layers: QueuedLayers,
     /// The output of the layer that was queued last.
     output: Option<Tensor<T>>,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 /// The graphs of a step: those of its layers, and behind them those of its indexers.
@@ -99,7 +99,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
     pub(super) fn new(
         sparse: &'a mut SparseLatent<T>,
         (stream, metadata): (&'a Stream, &'a AttentionMetadata),
-        (lease, progress): (StepLease<'a, Stream>, Vec<StepProgress>),
+        (lease, progress): (StepLease<'a>, Vec<StepProgress>),
         sequences: SparseSequences,
         graphs: Option<ReplayedSparse<'a, T>>,
     ) -> Self {

@@ -65,7 +65,7 @@ pub(super) fn begin<'a, T: Element>(
     stream: &'a Stream,
     metadata: &AttentionMetadata,
     caches: [(&mut PagedKvCache<T>, &str); 2],
-) -> Result<(StepLease<'a, Stream>, Vec<StepProgress>)> {
+) -> Result<(StepLease<'a>, Vec<StepProgress>)> {
     let [(first, _), _] = &caches;
     first.admits(stream)?;
     metadata.check_groups(1)?;
