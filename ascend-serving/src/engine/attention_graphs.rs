@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use ascend_attention::graph::Update;
-use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Violation};
 
 use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
@@ -22,7 +22,7 @@ use super::layer_check::StepRows;
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::LeasedStates;
 use super::linear_buffers::{CapturedLinear, LinearBuffers, SizeBuffers};
-use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
+use super::range_check::RangeChecker;
 use super::replayed_layers::ReplayedLayers;
 use super::step::{Step, StepCalls};
 
@@ -88,7 +88,7 @@ pub struct AttentionGraphs<T: Element> {
     linear: Option<CapturedLinear<T>>,
     each: RowsPerRequest,
     deterministic: bool,
-    range_checker: Option<RangeChecker<T>>,
+    pub(super) range_checker: Option<RangeChecker<T>>,
 }
 
 impl<T: Element> Attention<T> {
@@ -246,37 +246,6 @@ impl<T: Element> AttentionGraphs<T> {
             deterministic: attention.is_deterministic(),
             range_checker: None,
         })
-    }
-
-    /// Sets the check of the numbers of the steps that begin from now on, or removes it, as
-    /// [`Attention::set_range_check`](crate::Attention::set_range_check) does: it checks each layer's tensors after
-    /// its replay. Steps of graphs have a count of their own.
-    ///
-    /// # Errors
-    /// As for [`Attention::set_range_check`](crate::Attention::set_range_check).
-    pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
-    where
-        T: Number,
-    {
-        self.range_checker = RangeChecker::make(check)?;
-        Ok(())
-    }
-
-    /// Takes the findings of the range check, with the layers as the model numbers them:
-    /// [`Attention::range_findings`](crate::Attention::range_findings).
-    ///
-    /// # Errors
-    /// As for [`Attention::range_findings`](crate::Attention::range_findings).
-    pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        take_findings(&mut self.range_checker, false)
-    }
-
-    /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
-    ///
-    /// # Errors
-    /// As for [`AttentionGraphs::range_findings`].
-    pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        take_findings(&mut self.range_checker, true)
     }
 
     /// The captured sizes, in requests, ascending.

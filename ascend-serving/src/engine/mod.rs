@@ -22,6 +22,7 @@ mod linear_calls;
 mod linear_step;
 mod planned_layers;
 mod range_check;
+mod range_findings;
 mod replayed_layers;
 mod step;
 
