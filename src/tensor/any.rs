@@ -91,7 +91,12 @@ impl AnyTensor {
     /// Whether another tensor shares memory with this one. Both count from their first byte to their last, so that
     /// interleaved views overlap too.
     pub fn overlaps(&self, other: &AnyTensor) -> bool {
-        overlap(&self.addresses(), &other.addresses())
+        self.overlaps_addresses(&other.addresses())
+    }
+
+    /// Whether another tensor of these [addresses](Self::addresses) [overlaps](Self::overlaps) this one.
+    pub fn overlaps_addresses(&self, other: &Range<usize>) -> bool {
+        overlap(&self.addresses(), other)
     }
 
     /// The memory of a contiguous tensor, for work on a stream of the same device, and the byte it starts at.

@@ -23,9 +23,9 @@ pub(crate) struct RecordedBackend<T: Element> {
 }
 
 impl<T: Element> Backends<T> {
-    /// Prepares what graphs record of steps: a program with room for tables of `columns` columns, for one scale
-    /// of the `scales` that layers have, by the first backend whose programs of all these steps differ in lengths, blocks and the contents of
-    /// masks alone.
+    /// Prepares what graphs record of steps: a program with room for tables of `columns` columns, for one scale of the
+    /// `scales` that layers have, by the first backend whose programs of all these steps differ in lengths, blocks and
+    /// the contents of masks alone.
     ///
     /// # Errors
     /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.

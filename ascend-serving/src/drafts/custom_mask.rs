@@ -30,7 +30,8 @@ pub struct CustomMask {
     qo_indptr: Vec<usize>,
 }
 
-/// Bits packed into words such as `u8` or `u64`, the first in the lowest bit. Each row of a mask begins with a new word.
+/// Bits packed into words such as `u8` or `u64`, the first in the lowest bit. Each row of a mask begins with a new
+/// word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedBits<W> {
     /// The words.

@@ -108,8 +108,8 @@ impl<T: Element> PagedKvCache<T> {
     /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
     /// [`mark_computed`](PagedKvCache::mark_computed) named,
-    /// [`SEQUENCE_MOVED`](crate::rules::SEQUENCE_MOVED) for one from between the targets of earlier calls, and for pairs
-    /// of one call that have the source or the target of an earlier pair, or take from its target,
+    /// [`SEQUENCE_MOVED`](crate::rules::SEQUENCE_MOVED) for one from between the targets of earlier calls, and for
+    /// pairs of one call that have the source or the target of an earlier pair, or take from its target,
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step of the sequence is in progress,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,

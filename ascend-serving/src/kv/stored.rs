@@ -28,9 +28,8 @@ pub(crate) fn check_beside<'a>(
     output: &AnyTensor,
     caches: impl IntoIterator<Item = &'a Arc<[Range<usize>]>>,
 ) -> Result<()> {
-    let own = output.addresses();
     let mut stored = caches.into_iter().flat_map(|cache| cache.iter());
-    match stored.any(|other| own.start.max(other.start) < own.end.min(other.end)) {
+    match stored.any(|other| output.overlaps_addresses(other)) {
         false => Ok(()),
         true => Err(Error::shared(name, "memory that is shared with the cache", "memory of its own")),
     }

@@ -143,9 +143,9 @@ impl<T: Element> SparseGraphs<T> {
         self.graphs.sizes().map(|rows| self.group.requests(rows))
     }
 
-    /// Whether a step can be replayed now: it is causal and of the captured caches, its requests add no more tokens than
-    /// were declared, there is a size that holds it, its keys and blocks, including those of the padding, are no more
-    /// than were declared, and its sequences can take the step. Compute other steps by [`SparseLatent::begin`].
+    /// Whether a step can be replayed now: it is causal and of the captured caches, its requests add no more tokens
+    /// than were declared, there is a size that holds it, its keys and blocks, including those of the padding, are no
+    /// more than were declared, and its sequences can take the step. Compute other steps by [`SparseLatent::begin`].
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
         self.check(metadata).is_ok()
     }

@@ -53,8 +53,8 @@ pub(crate) fn quantise_latent_queries<T: Element>(
                 return Err(Violation::new(
                     &rules::QUANTISED_SCALE,
                     format_args!(
-                        "a rotary part {x} of head {head} of token {token}, divided by {both:e}, the scales of the head \
-                         and of the latents"
+                        "a rotary part {x} of head {head} of token {token}, divided by {both:e}, the scales of the \
+                         head and of the latents"
                     ),
                     format_args!("rotary parts that are numbers of {} once they are divided", T::DTYPE),
                     "make the scale of the latents from a calibration (`LatentScale::covering`), and bring BF16",
