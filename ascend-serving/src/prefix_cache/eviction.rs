@@ -76,7 +76,7 @@ impl<T: Clone + Eq + Hash> PrefixCache<T> {
 
     /// Number of blocks that sequences of a group can get now: free ones, and those that [`evict`](Self::evict) would
     /// give back. Blocks that wait for steps in flight are not included, and evicted blocks may have to wait too
-    /// ([`BlockPool::waiting_blocks`]).
+    /// ([`BlockPool::waiting_blocks`](crate::kv::BlockPool::waiting_blocks)).
     ///
     /// Share a prompt's prefix before calling this: its blocks are held from then on.
     ///
