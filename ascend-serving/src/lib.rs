@@ -144,8 +144,8 @@ pub use batch::{
 };
 pub use causality::Causality;
 pub use drafts::{
-    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, MaskWord, PackedBits, SampledDrafts, TreeGraphs,
-    TreeRequest, TreeStep, TreeVerification,
+    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, PackedBits, SampledDrafts, TreeGraphs, TreeRequest,
+    TreeStep, TreeVerification,
 };
 pub use engine::{
     Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,

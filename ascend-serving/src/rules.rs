@@ -54,7 +54,8 @@ ascend_attention::spec::library_rules! {
         "tokens are computed or moved only while no step of their sequence is in progress",
         "queue all layers of the step in progress, or drop it, before the next step of its sequences begins";
     SEQUENCE_MOVED = "sequence.moved",
-        "a sequence in which tokens have moved is cut before one of them moves again, and before it gets new tokens",
+        "a token moves once, to a position of its own: a sequence in which tokens have moved is cut before one of them \
+         moves again, and before it gets new tokens",
         "move the accepted tokens once, from `AcceptedDrafts::moves`, and cut the sequence behind them (`truncate`); \
          pairs that follow from one another go into one call";
     SEQUENCE_CHANGED = "sequence.changed",
@@ -251,13 +252,13 @@ ascend_attention::spec::library_rules! {
     BACKEND_QUANTISED = "backend.quantised",
         "a quantised cache goes to the backends that take its scales, and they get no other",
         "add `Backend::QuantisedDecode` and `Backend::QuantisedPrefill`, over MXFP8 `Backend::MxFp8`, over "
-        "latents `Backend::QUANTISED_MLA`, or make the cache by `PagedKvCache::new`";
+        "latents `Backend::QUANTISED_MLA_256_MIB`, or make the cache by `PagedKvCache::new`";
     BACKEND_MX_FP8 = "backend.mxfp8",
         "the backend of MXFP8 gets causal layers without window and sinks",
         "give such layers a cache of their own with scales of channels or tokens";
     BACKEND_LATENT = "backend.latent",
         "latent attention goes to its own backend, which gets causal layers of it alone",
-        "add `Backend::MLA`, over latents of 8 bits `Backend::QUANTISED_MLA`, and make its layers by "
+        "add `Backend::MLA_256_MIB`, over latents of 8 bits `Backend::QUANTISED_MLA_256_MIB`, and make its layers by "
         "`LayerInputs::latent` or `LayerInputs::quantised_latent`";
     SPARSE_CHOICE = "sparse.choice",
         "a layer of sparse attention reads keys that were chosen in its own step",
@@ -274,7 +275,8 @@ ascend_attention::spec::library_rules! {
         "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "
         "and `LayerInputs` or query, key and value for the others";
     STEP_IN_PLACE = "step.in_place",
-        "tensors of layers are filled in place, and launched, in steps that are replayed from graphs, which have them",
+        "tensors of layers are filled in place, and launched, in steps that are replayed from graphs, which have them, \
+         for one layer of a group after another",
         "bring the inputs of a layer to `Step::forward`, and the rows of its convolution to `Step::convolve`: every \
          step takes them";
     STATE_TYPE = "state.type", "layers of linear attention compute in BF16",
@@ -392,8 +394,8 @@ ascend_attention::spec::library_rules! {
         "add a backend such as `Backend::Fused` behind it before the capture, or compute the step without a "
         "graph; in a backend of your own let the calls depend on the size alone";
     GRAPH_INPUTS = "graph.inputs",
-        "a captured layer brings the kind of inputs that it was captured with, and no other mask, sinks, weights or \
-         decays",
+        "a captured layer brings the kind of inputs that it was captured with, and no other mask, scale, sinks, \
+         weights or decays",
         "bring what the layer was captured with, or compute the step without a graph";
     GRAPH_SIZE = "graph.size",
         "a batch fits a captured size",

@@ -137,7 +137,7 @@ fn a_decoding_layer_over_latents_of_a_byte_allocates_nothing() {
 
 fn over_latents(stream: &Stream, cache: PagedKvCache<bf16>) {
     let scale = cache.quantised_layer(0).ok().and_then(QuantisedLayer::latent_scale);
-    let backends = Backends::none().with(Backend::MLA).with(Backend::QUANTISED_MLA);
+    let backends = Backends::none().with(Backend::MLA_256_MIB).with(Backend::QUANTISED_MLA_256_MIB);
     let mut engine = Attention::new(AttentionShape::latent(2), cache, backends);
     let sequences = [3, 40].map(|len| {
         let mut sequence = Sequence::new(engine.cache().pool());

@@ -113,7 +113,7 @@ fn quantised_latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let (shape, pad) = (CacheShape::latent(1).format(Cache::Nz), PadPolicy::SkipNegative);
     let scales = [LatentScale::new(0.01)?];
     let cache = PagedKvCache::quantised_latents_as(stream, BLOCKS, 128, shape, pad, QuantisedType::Int8, &scales)?;
-    over_latents(stream, pools, cache, Backend::QUANTISED_MLA)
+    over_latents(stream, pools, cache, Backend::QUANTISED_MLA_256_MIB)
 }
 
 fn over_latents(stream: &Stream, pools: &mut Pools, cache: PagedKvCache<bf16>, mla: Backend) -> Result<()> {

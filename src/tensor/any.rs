@@ -78,7 +78,7 @@ impl AnyTensor {
     }
 
     /// Range of the device addresses of the tensor's elements; empty without elements.
-    pub(crate) fn addresses(&self) -> Range<usize> {
+    pub fn addresses(&self) -> Range<usize> {
         let bytes = self.desc.byte_range().unwrap_or(0..0);
         let len = usize::try_from(bytes.end).unwrap_or(0);
         if len == 0 {
@@ -91,7 +91,12 @@ impl AnyTensor {
     /// Whether another tensor shares memory with this one. Both count from their first byte to their last, so that
     /// interleaved views overlap too.
     pub fn overlaps(&self, other: &AnyTensor) -> bool {
-        overlap(&self.addresses(), &other.addresses())
+        self.overlaps_addresses(&other.addresses())
+    }
+
+    /// Whether another tensor of these [addresses](Self::addresses) [overlaps](Self::overlaps) this one.
+    pub fn overlaps_addresses(&self, other: &Range<usize>) -> bool {
+        overlap(&self.addresses(), other)
     }
 
     /// The memory of a contiguous tensor, for work on a stream of the same device, and the byte it starts at.

@@ -42,8 +42,8 @@ fn check_reads_latents<T: Element>(
             "latents and rotary parts",
             "keys and values",
             match layer.quantised {
-                None => "add `Backend::MLA`",
-                Some(_) => "add `Backend::QUANTISED_MLA`",
+                None => "add `Backend::MLA_256_MIB`",
+                Some(_) => "add `Backend::QUANTISED_MLA_256_MIB`",
             },
         )),
     }

@@ -213,10 +213,10 @@ pub enum Backend {
 
 impl Backend {
     /// Multi-head latent attention with the usual workspace, of 256 MiB.
-    pub const MLA: Self = Self::Mla { workspace_bytes: 256 << 20 };
+    pub const MLA_256_MIB: Self = Self::Mla { workspace_bytes: 256 << 20 };
 
     /// Latent attention over latents of one byte an element, with the usual workspace, of 256 MiB.
-    pub const QUANTISED_MLA: Self = Self::QuantisedMla { workspace_bytes: 256 << 20 };
+    pub const QUANTISED_MLA_256_MIB: Self = Self::QuantisedMla { workspace_bytes: 256 << 20 };
 
     /// The backends that a name alone says, with their usual settings.
     const NAMED: [Self; 14] = [
@@ -232,8 +232,8 @@ impl Backend {
         Self::QuantisedDecode,
         Self::QuantisedPrefill,
         Self::MxFp8,
-        Self::MLA,
-        Self::QUANTISED_MLA,
+        Self::MLA_256_MIB,
+        Self::QUANTISED_MLA_256_MIB,
     ];
 
     /// Its name, without its settings.
@@ -282,7 +282,7 @@ impl fmt::Display for Backend {
 /// Reads a name. The parts of `split_decode` have a number of keys: `split_decode:256` is [`SplitDecode::Tiles`], and
 /// `split_decode:512:8`, with at most 8 of them, [`SplitDecode::Capped`]. `shared_prefix_decode` reads every shared
 /// prefix once ([`SharedPrefixDecode::ALWAYS`]), and `mla` and `quantised_mla` have their usual workspace
-/// ([`Backend::MLA`], [`Backend::QUANTISED_MLA`]).
+/// ([`Backend::MLA_256_MIB`], [`Backend::QUANTISED_MLA_256_MIB`]).
 ///
 /// ```
 /// use ascend_serving::{Backend, SplitDecode};

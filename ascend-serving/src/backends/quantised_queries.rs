@@ -49,6 +49,11 @@ impl QuantisedQueries {
     /// Queries `[tokens, N, 512]` of the type that the cache stores, and their scales `[tokens, N]`, both with the
     /// padding of the metadata: a number stands for itself times its scale.
     ///
+    /// The scales are on the device, and nothing waits to look at them. A rotary part that is divided by a scale of 0,
+    /// which aclnnDynamicQuant gives a head whose numbers are all 0, is no number, and the attention of a head with
+    /// one, or with a scale that is not finite, is NaN: bring 1 as the scale of such heads. A
+    /// [`RangeCheck`](crate::RangeCheck) finds rotary parts that are not finite.
+    ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for elements of 16 bits or more, other scales than one for each
     /// row and head, and tensors with gaps.
@@ -74,10 +79,12 @@ impl QuantisedQueries {
     /// kernels, over a layer of this scale. Returns their rotary parts `[tokens, N, 64]` divided by the scales, as the
     /// layer takes them.
     ///
-    /// The largest number of a row and head becomes 127 as INT8, 448 as FLOAT8_E4M3FN and 15 as HIFLOAT8. The attention
-    /// of a head whose numbers are not all finite is NaN.
+    /// The largest number of a row and head becomes 127 as INT8, 448 as FLOAT8_E4M3FN and 15 as HIFLOAT8; where all
+    /// are 0, the scale is 1. The attention of a head whose numbers are not all finite is NaN.
     ///
     /// # Errors
+    /// [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for a rotary part that is too large for its type once it is
+    /// divided by a small scale;
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for rotary parts of other rows or heads, and other types than
     /// FLOAT16 and BF16; as for [`Tensor::download`].
     pub fn quantise_on_host<T: Element>(

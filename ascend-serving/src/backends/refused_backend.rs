@@ -4,12 +4,16 @@ use std::fmt;
 
 use ascend_attention as attention;
 use ascend_attention::spec::{Cann, Level, Rule, Target};
-use ascend_attention::{Device, Violation};
+use ascend_attention::{Device, Element, Violation};
 
+use crate::batch::{AttentionState, LayerMask};
+use crate::causality::Causality;
 use crate::error::Error;
 use crate::rules;
 
 use super::backend::Backend;
+use super::prompt_and_incre;
+use super::step_context::{LayerTensors, StepContext};
 
 /// A backend that could not serve a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,4 +156,44 @@ pub(crate) fn no_backend(refused: &[RefusedBackend], hint: Option<&str>) -> Erro
     reasons.extend(hint.map(str::to_owned));
     let rules = refused.iter().flat_map(|refused| rules_of(&refused.why));
     Error::NoBackend { reasons: reasons.join("; "), rules: rules.collect() }
+}
+
+/// Advice on a backend that may serve the step, unless one of its name is registered.
+pub(super) fn hint<T: Element>(
+    step: &StepContext<'_>,
+    first: &LayerTensors<'_, T>,
+    is_registered: impl Fn(&str) -> bool,
+) -> Option<&'static str> {
+    if first.quantised.is_some() {
+        return None;
+    }
+    let older = prompt_and_incre::is_all_of(step.stream.device());
+    let is_plain = step.mask.causality().is_ok() && first.learnable_sink.is_none() && first.latent.is_none();
+    if older {
+        // It takes no named masks, sinks or latents, and no other backend serves this product.
+        return (is_plain && !is_registered(Backend::PromptAndIncre.name())).then_some(
+            "`.with(Backend::PromptAndIncre)`, named `prompt_and_incre`, adds PromptFlashAttention and \
+             IncreFlashAttention, the fused attention of this product",
+        );
+    }
+    let metadata = step.metadata;
+    if let LayerMask::Named(_) = step.mask {
+        return (!is_registered(Backend::NamedMask.name())).then_some(
+            "`.with(Backend::NamedMask)`, named `named_mask`, adds calls with whole masks, by rules of the caller",
+        );
+    }
+    if let LayerMask::Causality(Causality::Chunk(_)) = step.mask {
+        return (!is_registered(Backend::ChunkedLocal.name())).then_some(
+            "`.with(Backend::ChunkedLocal)`, named `chunked_local`, adds attention within chunks, by virtual \
+                 requests",
+        );
+    }
+    let decodes = metadata.state() == AttentionState::DecodeOnly
+        && is_plain
+        && *step.mask == LayerMask::Causality(Causality::Causal);
+    let untried = !is_registered(Backend::PagedDecode.name());
+    (decodes && untried).then_some(
+        "`.with(Backend::PagedDecode)`, named `paged_decode`, adds the operator's decode path, which in steps such \
+         as this one takes element types, head dimensions and blocks that packed calls of the release may not",
+    )
 }

@@ -8,18 +8,16 @@ use ascend_attention::case::tentatively;
 use ascend_attention::spec::Rule;
 use ascend_attention::{Device, Element, Error as CallError, Violation};
 
-use crate::batch::{AttentionState, Drafting, LayerMask};
-use crate::causality::Causality;
+use crate::batch::AttentionState;
 use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
 
-use super::attention_backend::{AttentionBackend, checked_program};
+use super::attention_backend::AttentionBackend;
 use super::backend::Backend;
 use super::deterministic::{check_backend, check_deterministic};
-use super::program::StepProgram;
 use super::prompt_and_incre;
-use super::refused_backend::{RefusedBackend, no_backend};
+use super::refused_backend::{RefusedBackend, hint, no_backend};
 use super::step_context::{LayerTensors, StepContext};
 use super::step_memory::{MemoryLimit, StepMemory};
 use super::step_plan::StepPlan;
@@ -28,9 +26,9 @@ use super::step_plan::StepPlan;
 pub struct Backends<T: Element> {
     backends: Vec<Arc<dyn AttentionBackend<T>>>,
     /// The only backends of some kinds of steps.
-    of_steps: HashMap<AttentionState, Vec<Arc<dyn AttentionBackend<T>>>>,
+    pub(super) of_steps: HashMap<AttentionState, Vec<Arc<dyn AttentionBackend<T>>>>,
     /// The names of backends that are tried first, by layer of the cache and kind of step.
-    preferred: HashMap<(usize, AttentionState), &'static str>,
+    pub(super) preferred: HashMap<(usize, AttentionState), &'static str>,
     memory_limit: Option<MemoryLimit>,
     /// Whether backends are refused whose rows depend on more than the row.
     deterministic: bool,
@@ -46,8 +44,8 @@ const STANDARD: [Backend; 11] = [
     Backend::QuantisedDecode,
     Backend::QuantisedPrefill,
     Backend::MxFp8,
-    Backend::MLA,
-    Backend::QUANTISED_MLA,
+    Backend::MLA_256_MIB,
+    Backend::QUANTISED_MLA_256_MIB,
     Backend::PromptAndIncre,
 ];
 
@@ -57,14 +55,6 @@ const WRONG_PROGRAM: [&Rule; 3] = [&rules::BACKEND_ROWS, &rules::BACKEND_KEYS, &
 /// The advice of steps whose backends are named for their kind alone.
 const BOUND: &str = "a flag, or `Backends::for_steps`, binds steps of this kind to these backends: add another one \
      there, one of your own in the list of `Backends::for_steps`, since no registered one is tried";
-
-/// The backend whose program a graph records.
-pub(crate) struct RecordedBackend<T: Element> {
-    pub(crate) backend: Arc<dyn AttentionBackend<T>>,
-    /// The program of some step. Those of others differ in lengths, blocks and the contents of masks alone.
-    pub(crate) form: StepProgram<T>,
-    pub(crate) plan: StepPlan<T>,
-}
 
 /// The backend that serves a step, and why those before it do not.
 #[derive(Debug)]
@@ -127,8 +117,9 @@ impl<T: Element> Backends<T> {
 
     /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
     /// `layers` layers are queued at the same time, such as all of the model: the next backend is tried then. The plans
-    /// of layers with one mask and scale that [prefer](Self::prefer) several backends count together; those of other
-    /// masks and scales ([`Attention::layer_scales`](crate::Attention::layer_scales)) each count alone.
+    /// of layers with one mask that [prefer](Self::prefer) several backends count together, and what they hold once for
+    /// each scale ([`Attention::layer_scales`](crate::Attention::layer_scales)) that the layers over the cache have;
+    /// those of another mask count alone.
     pub fn memory_limit(mut self, bytes: usize, layers: usize) -> Self {
         self.memory_limit = Some(MemoryLimit { bytes, layers });
         self
@@ -307,17 +298,28 @@ impl<T: Element> Backends<T> {
     /// # Errors
     /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
     pub fn plan(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Result<SelectedBackend<T>> {
-        self.plan_beside(step, first, &[], StepMemory::default())
+        self.plan_for_scales(step, first, 1)
+    }
+
+    /// Prepares a step as [`plan`](Self::plan) does, for one scale of the `scales` that layers have.
+    pub(crate) fn plan_for_scales(
+        &self,
+        step: &StepContext<'_>,
+        first: &LayerTensors<'_, T>,
+        scales: usize,
+    ) -> Result<SelectedBackend<T>> {
+        self.plan_beside(step, first, &[], (StepMemory::default(), scales))
     }
 
     /// Prepares a step with the first backend that can serve it within the limit of memory, beside plans for other
-    /// layers that need `held`. A backend that has a plan among these serves by it.
+    /// layers that need `held`, each of which is made for `scales` scales. A backend that has a plan among these serves
+    /// by it.
     fn plan_beside(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
         others: &[PreferredPlan<T>],
-        held: StepMemory,
+        (held, scales): (StepMemory, usize),
     ) -> Result<SelectedBackend<T>> {
         let (selected, refused) = self.plan_first(step, first, |backend| {
             let name = backend.name();
@@ -325,15 +327,15 @@ impl<T: Element> Backends<T> {
                 return Ok((name, Arc::clone(&other.selected.plan)));
             }
             let plan = StepPlan::new(&**backend, step, first)?;
-            self.admits(held.beside(plan.memory()))?;
+            self.admits(held.beside(plan.memory()), scales)?;
             Ok((name, Arc::new(plan)))
         })?;
         let (name, plan) = selected;
         Ok(SelectedBackend { name, plan, refused })
     }
 
-    /// Prepares a step for all layers with one mask and scale, of a cache of `layers` layers: a plan for each backend
-    /// that some of them come to, that of `first` in front.
+    /// Prepares a step for all layers with one mask and scale, of a cache of `layers` layers with `scales` scales in
+    /// all: a plan for each backend that some of them come to, that of `first` in front.
     ///
     /// # Errors
     /// As for [`plan`](Self::plan).
@@ -341,7 +343,7 @@ impl<T: Element> Backends<T> {
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
-        layers: usize,
+        (layers, scales): (usize, usize),
     ) -> Result<Vec<PreferredPlan<T>>> {
         let mut plans: Vec<PreferredPlan<T>> = Vec::new();
         let mut held = StepMemory::default();
@@ -350,7 +352,7 @@ impl<T: Element> Backends<T> {
             if plans.iter().any(|plan| plan.preferred == preferred) {
                 continue;
             }
-            let selected = self.plan_beside(step, &LayerTensors { layer, ..*first }, &plans, held)?;
+            let selected = self.plan_beside(step, &LayerTensors { layer, ..*first }, &plans, (held, scales))?;
             if plans.iter().all(|plan| plan.selected.name != selected.name) {
                 held = held.beside(selected.plan.memory());
             }
@@ -359,77 +361,10 @@ impl<T: Element> Backends<T> {
         Ok(plans)
     }
 
-    /// Advice on a backend that may serve the step, unless it is registered.
-    fn hint(&self, step: &StepContext<'_>, first: &LayerTensors<'_, T>) -> Option<&'static str> {
-        if first.quantised.is_some() {
-            return None;
-        }
-        let older = prompt_and_incre::is_all_of(step.stream.device());
-        let is_plain = step.mask.causality().is_ok() && first.learnable_sink.is_none() && first.latent.is_none();
-        if older {
-            // It takes no named masks, sinks or latents, and no other backend serves this product.
-            return (is_plain && self.get(Backend::PromptAndIncre.name()).is_none()).then_some(
-                "`.with(Backend::PromptAndIncre)`, named `prompt_and_incre`, adds PromptFlashAttention and \
-                 IncreFlashAttention, the fused attention of this product",
-            );
-        }
-        let metadata = step.metadata;
-        if let LayerMask::Named(_) = step.mask {
-            return self.get(Backend::NamedMask.name()).is_none().then_some(
-                "`.with(Backend::NamedMask)`, named `named_mask`, adds calls with whole masks, by rules of the caller",
-            );
-        }
-        if let LayerMask::Causality(Causality::Chunk(_)) = step.mask {
-            return self.get(Backend::ChunkedLocal.name()).is_none().then_some(
-                "`.with(Backend::ChunkedLocal)`, named `chunked_local`, adds attention within chunks, by virtual \
-                     requests",
-            );
-        }
-        let decodes = metadata.state() == AttentionState::DecodeOnly
-            && is_plain
-            && *step.mask == LayerMask::Causality(Causality::Causal);
-        let untried = self.get(Backend::PagedDecode.name()).is_none();
-        (decodes && untried).then_some(
-            "`.with(Backend::PagedDecode)`, named `paged_decode`, adds the operator's decode path, which in steps such \
-             as this one takes element types, head dimensions and blocks that packed calls of the release may not",
-        )
-    }
-
-    fn admits(&self, memory: StepMemory) -> Result<(), Violation> {
+    /// Refuses plans of this memory that are made for `scales` scales, if they are beyond the limit.
+    pub(super) fn admits(&self, memory: StepMemory, scales: usize) -> Result<(), Violation> {
+        let memory = StepMemory { held: memory.held.saturating_mul(scales), ..memory };
         self.memory_limit.map_or(Ok(()), |limit| limit.admits(memory))
-    }
-
-    /// Prepares what graphs record of steps: a program with room for tables of `columns` columns, by the first backend
-    /// whose programs of all these steps differ in lengths, blocks and the contents of masks alone.
-    ///
-    /// # Errors
-    /// [`NoBackend`](crate::Error::NoBackend) with the reason of each backend.
-    pub(crate) fn record(
-        &self,
-        steps: &[StepContext<'_>],
-        first: &LayerTensors<'_, T>,
-        columns: usize,
-    ) -> Result<RecordedBackend<T>> {
-        let Some(step) = steps.first() else {
-            return Err(no_backend(&[], None));
-        };
-        let (recorded, _) = self.plan_first(step, first, |backend| {
-            let program = |step| checked_program(&**backend, step, first);
-            let form = program(step)?;
-            form.check_recordable(backend.name())?;
-            for other in steps {
-                let program = program(other)?;
-                form.check_form(&program, backend.name())?;
-                // Calls of other lengths may break rules of the operator.
-                StepPlan::of_program(program, other, first, Some(columns))?;
-            }
-            let program = program(step)?;
-            form.check_form(&program, backend.name())?;
-            let plan = StepPlan::of_program(program, step, first, Some(columns))?;
-            self.admits(plan.memory())?;
-            Ok(RecordedBackend { backend: Arc::clone(backend), form, plan })
-        })?;
-        Ok(recorded)
     }
 
     /// The backends of an engine's own that are registered and not tried in a kind of step, since a list binds it to
@@ -460,22 +395,6 @@ impl<T: Element> Backends<T> {
         })
     }
 
-    /// The kind of steps of which graphs record the backends, where each request adds up to this number of tokens: that
-    /// which [`StatePolicy`](crate::StatePolicy) calls such steps of an engine with these drafts. Where nothing is said
-    /// of drafts, several tokens are those of steps that verify drafts, if a list or a layer's preference names these,
-    /// since chunks have graphs for nothing else.
-    pub(crate) fn recorded_state(&self, tokens_each: usize, drafting: Option<Drafting>) -> AttentionState {
-        let (verifying, chunks) = (AttentionState::SpecDecoding, AttentionState::ChunkedPrefill);
-        let is_named =
-            || self.of_steps.contains_key(&verifying) || self.preferred.keys().any(|(_, state)| *state == verifying);
-        match (drafting, tokens_each) {
-            (Some(Drafting::Mtp), _) => verifying,
-            (_, 1) => AttentionState::DecodeOnly,
-            (None, _) if is_named() => verifying,
-            _ => chunks,
-        }
-    }
-
     /// The backends in the order in which a layer tries them.
     pub(super) fn in_order(
         &self,
@@ -491,7 +410,7 @@ impl<T: Element> Backends<T> {
 
     /// What `prepare` makes of the first backend that it takes, and why it took none before. No other backend is tried
     /// behind one whose program is wrong, which would hide the mistake, or behind a device that fails.
-    fn plan_first<R>(
+    pub(super) fn plan_first<R>(
         &self,
         step: &StepContext<'_>,
         first: &LayerTensors<'_, T>,
@@ -532,7 +451,10 @@ impl<T: Element> Backends<T> {
                 }
             }
             refused.extend(self.untried(state));
-            Err(no_backend(&refused, if is_bound { Some(BOUND) } else { self.hint(step, first) }))
+            Err(no_backend(
+                &refused,
+                if is_bound { Some(BOUND) } else { hint(step, first, |name| self.get(name).is_some()) },
+            ))
         })
     }
 }

@@ -9,7 +9,7 @@ use ascend_attention::{AnyTensor, Element, FusedInferAttention, Stream, Tensor, 
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
 use crate::error::{Error, Result};
-use crate::kv::{CacheShape, LayerCache, QuantisedLayer};
+use crate::kv::{CacheShape, LayerCache, QuantisedLayer, stored};
 use crate::rules;
 
 use super::latent_tensors::{LatentForm, LatentFormKind, LatentTensors};
@@ -293,18 +293,9 @@ impl<'a, T: Element> LayerTensors<'a, T> {
     /// Refuses outputs that share memory with the layer's inputs, or with each other: where a layer has several calls,
     /// the first would write what the second reads.
     pub(crate) fn check_outputs(&self, into: Option<&Tensor<T>>) -> Result<()> {
-        let stored = self.quantised.map(|quantised| {
-            let [key_scale, value_scale] = quantised.scales();
-            [Some(quantised.key()), Some(quantised.value()), key_scale, value_scale]
-        });
-        let own = [
-            ("key", &**self.key),
-            ("value", &**self.value),
-            ("the cache", &*self.cache.key),
-            ("the cache", &*self.cache.value),
-        ];
+        let own = [("key", &**self.key), ("value", &**self.value)];
         let sink = self.learnable_sink.map(|sink| ("learnable_sink", sink));
-        let stored = stored.into_iter().flatten().flatten().map(|tensor| ("the cache", tensor));
+        let stored = stored(self.cache, self.quantised).map(|tensor| ("the cache", tensor));
         let read = self.queries().chain(own).chain(sink).chain(stored);
         let decoded = self.mixed().map(|(_, decoded)| ("decoded", &**decoded));
         if let Some((name, decoded)) = decoded {
@@ -347,7 +338,7 @@ pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Re
             &rules::BACKEND_QUANTISED,
             format_args!("a cache with {}", layer_cache.describe_scales()),
             "a quantised cache with scales of channels or tokens",
-            "add `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA` over latents, or make the cache by \
+            "add `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA_256_MIB` over latents, or make the cache by \
              `PagedKvCache::quantised_as`",
         )),
         None => Err(Violation::new(

@@ -1,6 +1,7 @@
 //! Masks of drafted trees packed for a whole batch, in the forms that attention kernels take.
 
 use std::fmt;
+use std::ops::{BitAnd, BitOr, Shl};
 
 use ascend_attention::Violation;
 use ascend_attention::attention::PerRequest;
@@ -29,7 +30,8 @@ pub struct CustomMask {
     qo_indptr: Vec<usize>,
 }
 
-/// Bits packed into words, the first in the lowest bit. Each row of a mask begins with a new word.
+/// Bits packed into words such as `u8` or `u64`, the first in the lowest bit. Each row of a mask begins with a new
+/// word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedBits<W> {
     /// The words.
@@ -38,37 +40,10 @@ pub struct PackedBits<W> {
     pub word_indptr: Vec<usize>,
 }
 
-/// An unsigned word that bits are packed into: `u8`, `u16`, `u32` or `u64`.
-pub trait MaskWord:
-    sealed::Sealed + Copy + Default + std::ops::BitOrAssign + std::ops::BitAnd<Output = Self> + PartialEq
-{
-    /// Bits of a word.
-    const BITS: usize;
-
-    /// A word with one bit set; 0 for a bit beyond the word.
-    fn bit(bit: usize) -> Self;
+/// Bits of a word.
+fn bits_of<W>() -> usize {
+    8 * size_of::<W>().max(1)
 }
-
-mod sealed {
-    /// Keeps others from implementing [`MaskWord`](super::MaskWord).
-    pub trait Sealed {}
-}
-
-macro_rules! mask_words {
-    ($($word:ty),*) => {$(
-        impl sealed::Sealed for $word {}
-
-        impl MaskWord for $word {
-            const BITS: usize = <$word>::BITS as usize;
-
-            fn bit(bit: usize) -> Self {
-                if bit < <$word>::BITS as usize { 1 << bit } else { 0 }
-            }
-        }
-    )*};
-}
-
-mask_words!(u8, u16, u32, u64);
 
 impl CustomMask {
     /// Most elements, of a byte each, as of a [`HostMask`].
@@ -242,17 +217,17 @@ impl CustomMask {
     }
 
     /// Packs each row into words (`QLEN_ONLY_BITPACKING` for [`MaskExtent::NodesOnly`]).
-    pub fn pack<W: MaskWord>(&self) -> PackedBits<W> {
+    pub fn pack<W>(&self) -> PackedBits<W>
+    where
+        W: Copy + Default + From<bool> + Shl<usize, Output = W> + BitOr<Output = W>,
+    {
         let mut packed = PackedBits { words: Vec::new(), word_indptr: vec![0] };
         for request in 0..self.requests() {
             let (_, keys) = self.extent(request);
             for row in self.request(request).chunks(keys.max(1)) {
-                for bits in row.chunks(W::BITS) {
-                    let mut word = W::default();
-                    for (bit, _) in bits.iter().enumerate().filter(|(_, visible)| **visible) {
-                        word |= W::bit(bit);
-                    }
-                    packed.words.push(word);
+                for bits in row.chunks(bits_of::<W>()) {
+                    let bits = bits.iter().enumerate();
+                    packed.words.push(bits.fold(W::default(), |word, (bit, visible)| word | W::from(*visible) << bit));
                 }
             }
             packed.word_indptr.push(packed.words.len());
@@ -265,7 +240,10 @@ impl CustomMask {
     /// # Errors
     /// [`MASK_SHAPE`](crate::rules::MASK_SHAPE) if they need another number of words than there are, or their words
     /// begin at other places than `word_indptr` has.
-    pub fn unpack<W: MaskWord>(packed: &PackedBits<W>, extents: &[(usize, usize)]) -> Result<Self, Violation> {
+    pub fn unpack<W>(packed: &PackedBits<W>, extents: &[(usize, usize)]) -> Result<Self, Violation>
+    where
+        W: Copy + Default + PartialEq + From<bool> + Shl<usize, Output = W> + BitAnd<Output = W>,
+    {
         let mut mask = Self { visible: Vec::new(), mask_indptr: vec![0], qo_indptr: vec![0] };
         let wrong = || {
             Violation::new(
@@ -281,7 +259,7 @@ impl CustomMask {
         let mut agrees = starts.next() == Some(0);
         for &(rows, keys) in extents {
             counts = counts.and_then(|(words, elements)| {
-                let of_rows = rows.checked_mul(keys.div_ceil(W::BITS))?;
+                let of_rows = rows.checked_mul(keys.div_ceil(bits_of::<W>()))?;
                 let words = words.checked_add(of_rows)?;
                 Some((words, elements.checked_add(rows.checked_mul(keys)?)?))
             });
@@ -297,12 +275,12 @@ impl CustomMask {
         let mut words = packed.words.iter();
         let mut rows_before = 0usize;
         for &(rows, keys) in extents {
-            let words_of_row = keys.div_ceil(W::BITS);
+            let words_of_row = keys.div_ceil(bits_of::<W>());
             // Rows without keys have no words, and may be any number.
             for _ in 0..if keys == 0 { 0 } else { rows } {
                 let row = words.by_ref().take(words_of_row);
-                let bits = row.flat_map(|word| (0..W::BITS).map(move |bit| (word, bit)));
-                let set = |(word, bit): (&W, usize)| (*word & W::bit(bit)) != W::default();
+                let bits = row.flat_map(|word| (0..bits_of::<W>()).map(move |bit| (word, bit)));
+                let set = |(word, bit): (&W, usize)| *word & (W::from(true) << bit) != W::default();
                 mask.visible.extend(bits.take(keys).map(set));
             }
             rows_before = rows_before.checked_add(rows).ok_or_else(wrong)?;

@@ -25,7 +25,7 @@ use super::tree_verification::{
 pub struct TreeStep<'a, T: Element> {
     pub(super) verification: TreeVerification,
     pub(super) stream: &'a Stream,
-    pub(super) _lease: StepLease<'a, Stream>,
+    pub(super) _lease: StepLease<'a>,
     pub(super) layers: QueuedLayers,
     pub(super) caches: Vec<LayerCache<T>>,
     pub(super) block_table: BlockTable,

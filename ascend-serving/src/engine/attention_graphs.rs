@@ -1,10 +1,10 @@
 //! Steps replayed from graphs, layer by layer.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ascend_attention::graph::Update;
-use ascend_attention::{AnyTensor, Element, Number, Stream, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Violation};
 
 use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
@@ -13,15 +13,16 @@ use crate::graphs::{
     CachedLayer, CapturedGroup, GraphLimits, GraphPool, ReplayedProgram, RowsPerRequest, fitting_rows,
     not_while_capturing,
 };
-use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, no_layer};
+use crate::kv::{QueuedLayers, STEP_AGAIN, no_layer};
 use crate::rules;
+use crate::sharing::lock;
 
 use super::attention::Attention;
 use super::layer_check::StepRows;
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::LeasedStates;
 use super::linear_buffers::{CapturedLinear, LinearBuffers, SizeBuffers};
-use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
+use super::range_check::RangeChecker;
 use super::replayed_layers::ReplayedLayers;
 use super::step::{Step, StepCalls};
 
@@ -76,6 +77,8 @@ use super::step::{Step, StepCalls};
 pub struct AttentionGraphs<T: Element> {
     graphs: GraphPool<SizeBuffers<T>>,
     groups: Vec<CapturedGroup>,
+    /// For each group the scales that its layers have now.
+    scales: Vec<Arc<Mutex<Vec<f64>>>>,
     /// For each group the cache of each of its layers.
     caches: Vec<Vec<CachedLayer<T>>>,
     places: Vec<LayerPlace>,
@@ -85,7 +88,7 @@ pub struct AttentionGraphs<T: Element> {
     linear: Option<CapturedLinear<T>>,
     each: RowsPerRequest,
     deterministic: bool,
-    range_checker: Option<RangeChecker<T>>,
+    pub(super) range_checker: Option<RangeChecker<T>>,
 }
 
 impl<T: Element> Attention<T> {
@@ -234,6 +237,7 @@ impl<T: Element> AttentionGraphs<T> {
         Ok(Self {
             graphs,
             groups,
+            scales: attention.groups().iter().map(|group| Arc::clone(&group.scales)).collect(),
             caches,
             places,
             sinks: limits.learnable_sinks.clone(),
@@ -242,37 +246,6 @@ impl<T: Element> AttentionGraphs<T> {
             deterministic: attention.is_deterministic(),
             range_checker: None,
         })
-    }
-
-    /// Sets the check of the numbers of the steps that begin from now on, or removes it, as
-    /// [`Attention::set_range_check`](crate::Attention::set_range_check) does: it checks each layer's tensors after
-    /// its replay. Steps of graphs have a count of their own.
-    ///
-    /// # Errors
-    /// As for [`Attention::set_range_check`](crate::Attention::set_range_check).
-    pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
-    where
-        T: Number,
-    {
-        self.range_checker = RangeChecker::make(check)?;
-        Ok(())
-    }
-
-    /// Takes the findings of the range check, with the layers as the model numbers them:
-    /// [`Attention::range_findings`](crate::Attention::range_findings).
-    ///
-    /// # Errors
-    /// As for [`Attention::range_findings`](crate::Attention::range_findings).
-    pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        take_findings(&mut self.range_checker, false)
-    }
-
-    /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
-    ///
-    /// # Errors
-    /// As for [`AttentionGraphs::range_findings`].
-    pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        take_findings(&mut self.range_checker, true)
     }
 
     /// The captured sizes, in requests, ascending.
@@ -290,24 +263,59 @@ impl<T: Element> AttentionGraphs<T> {
         Some(captured.recorded.backend.name())
     }
 
-    /// Whether a step can be replayed: it is of the captured cache and layers, its requests add no more tokens than
-    /// were declared, there is a size that holds it, and its keys and blocks, including those of the padding, are no
-    /// more than were declared. Compute other steps without a graph, and those that [`begin`](Self::begin) refuses all
-    /// the same because the calls of a backend of one's own depend on more than the size
-    /// ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)).
+    /// Whether a step can be replayed now: it is of the captured cache and layers, its requests add no more tokens than
+    /// were declared, there is a size that holds it, its keys and blocks, including those of the padding, are no more
+    /// than were declared, and its sequences and their states can take the step. Compute other steps without a graph.
+    ///
+    /// [`begin`](Self::begin) asks the same, and may refuse a step all the same for its stream, because the calls of a
+    /// backend of one's own depend on more than the size ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), or because
+    /// there is no slot for a state that was forked after its growth
+    /// ([`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED)).
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
         self.check(metadata).is_ok()
     }
 
     /// The query rows that a step is padded to, or why it cannot be replayed.
-    fn check(&self, step: &AttentionMetadata) -> Result<usize, Violation> {
+    fn check(&self, step: &AttentionMetadata) -> Result<usize> {
         step.check_groups(self.groups.len())?;
+        check_deterministic(self.deterministic, self.graphs.device())?;
+        self.check_scales()?;
         let parts: Vec<_> = self.groups.iter().zip(step.groups()).collect();
         let sizes: Vec<usize> = self.graphs.sizes().collect();
-        fitting_rows(&sizes, &parts, |rows, group| {
+        let rows = fitting_rows(&sizes, &parts, |rows, group| {
             let buffers = self.graphs.buffers(rows).and_then(|buffers| buffers.groups.get(group));
             buffers.map_or(&[][..], |buffers| &buffers.programs)
-        })
+        })?;
+        if let Some(linear) = &self.linear {
+            // Before the caches, which would take the tokens of a step that left layers out once more.
+            LeasedStates::check(&linear.pool, step)?;
+        }
+        for (group, part) in parts {
+            part.check_begins(group.cache_entry())?;
+        }
+        if self.linear.is_some() {
+            LeasedStates::of_requests(step)?;
+        }
+        Ok(rows)
+    }
+
+    /// Refuses steps once a layer has another scale than it was captured with.
+    fn check_scales(&self) -> Result<(), Violation> {
+        for (layer, place) in self.places.iter().enumerate() {
+            let captured = self.groups.get(place.group).and_then(|group| group.scale(place.layer));
+            let scale = self.scales.get(place.group).and_then(|scales| lock(scales).get(place.layer).copied());
+            if let (Some(scale), Some(captured)) = (scale, captured)
+                && scale != captured
+            {
+                return Err(Violation::new(
+                    &rules::GRAPH_INPUTS,
+                    format_args!("the scale {scale} of layer {layer}, set by `Attention::layer_scales`"),
+                    format_args!("{captured}, with which the layer was captured"),
+                    "capture the graphs again, or compute the step without a graph",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Begins a step: pads it to the smallest captured size that fits, and copies its table, slots and named masks into
@@ -333,8 +341,9 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as
     /// for [`Attention::begin`]; [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave back what a layer shows,
-    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers;
-    /// [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
+    /// [`GROUP_LAYERS`](crate::rules::GROUP_LAYERS) for other groups of layers,
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) once a layer has another scale than it was captured with
+    /// ([`Attention::layer_scales`]); [`BATCH_EMPTY`](crate::rules::BATCH_EMPTY) for metadata without requests;
     /// [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`];
     /// [`Capturing`](ascend_attention::Error::Capturing) on a thread that captures;
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) or [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a
@@ -348,23 +357,14 @@ impl<T: Element> AttentionGraphs<T> {
     /// metadata padded: it can be begun again, and computed without a graph.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, metadata: &mut AttentionMetadata) -> Result<Step<'a, T>> {
         self.graphs.admits(stream)?;
-        check_deterministic(self.deterministic, stream.device())?;
+        self.linear.as_ref().map_or(Ok(()), |linear| linear.pool.check_stream(stream))?;
         let rows = self.check(metadata)?;
-        if let Some(linear) = &self.linear {
-            // Before the caches, which would take the tokens of a step that left layers out once more.
-            LeasedStates::check(&linear.pool, stream, metadata)?;
-        }
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let leases = self.groups.iter();
         let leases = leases.map(|group| group.pool().begin_step(stream));
         let leases: Vec<_> = leases.collect();
         let progress = self.groups.iter().zip(metadata.groups());
-        let progress = progress.map(|(group, metadata)| {
-            let progress = metadata.begin_progress(group.cache_entry())?;
-            let copies = CopiesIn::Cache(group.cache_entry());
-            metadata.check_copies_queued(group.pool(), copies)?;
-            Ok::<_, Violation>(progress)
-        });
+        let progress = progress.map(|(group, metadata)| metadata.begin_progress(group.cache_entry()));
         let progress = progress.collect::<Result<Vec<_>, _>>()?;
         let requests = self.each.requests(rows);
         // Before the padding: a backend may refuse the step, and a mask may have a row without keys.
@@ -412,6 +412,7 @@ impl<T: Element> AttentionGraphs<T> {
             sinks: &self.sinks,
             convolutions: self.linear.as_ref().map_or(&[], |linear| &linear.convolutions),
             rows: StepRows::of_step(stream, metadata, Some(unfilled)),
+            lent: vec![None; groups.len()],
             convolved: None,
         };
         let mut range_checker = self.range_checker.as_mut();

@@ -231,7 +231,7 @@ impl<T: Element> LayerGroup<T> {
             latent: None,
         };
         check_layer(&context, &tensors)?;
-        let (served, refused, memory) = match self.backends.plan(&context, &tensors) {
+        let (served, refused, memory) = match self.backends.plan_for_scales(&context, &tensors, self.scale_count()) {
             Ok(selected) => (Ok(selected.name), selected.refused, selected.plan.memory()),
             Err(why @ Error::NoBackend { .. }) => (Err(why), Vec::new(), StepMemory::default()),
             Err(why) => return Err(why),

@@ -11,7 +11,8 @@ use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::{
-    CacheEntry, CacheWrite, PagedKvCache, QueuedLayers, Sequence, StepLease, StepProgress, StepTokens, uncopied,
+    CacheEntry, CacheWrite, PagedKvCache, QueuedLayers, Sequence, StepLease, StepProgress, StepTokens, check_beside,
+    uncopied,
 };
 use crate::rules;
 
@@ -143,7 +144,7 @@ impl<T: Element> CrossAttention<T> {
         &mut self,
         stream: &'a Stream,
         requests: &mut [(&mut Sequence, usize)],
-    ) -> Result<(Vec<i32>, StepLease<'a, Stream>, StepProgress)> {
+    ) -> Result<(Vec<i32>, StepLease<'a>, StepProgress)> {
         let caches = self.cache.pool().caches();
         if caches > 1 {
             return Err(Violation::new(
@@ -255,7 +256,7 @@ pub struct Encoding<'a, T: Element> {
     /// The write that the first layer has prepared for all layers.
     write: Option<CacheWrite>,
     layers: QueuedLayers,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 impl<T: Element> Encoding<'_, T> {
@@ -320,7 +321,7 @@ pub struct CrossStep<'a, T: Element> {
     /// The call that the first layer has planned for all layers.
     planned: Option<StepPlan<T>>,
     layers: QueuedLayers,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 impl<T: Element> CrossStep<'_, T> {
@@ -344,8 +345,8 @@ impl<T: Element> CrossStep<'_, T> {
     /// As [`forward`](Self::forward), with an output tensor of the caller. Allocates nothing from the second layer on.
     ///
     /// # Errors
-    /// As for [`CrossStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of
-    /// another shape.
+    /// As for [`CrossStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with the query or the cache.
     pub fn forward_into(&mut self, layer: usize, query: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         let outcome = self.queue_layer(layer, query, output);
         self.layers.note_outcome(layer, outcome)
@@ -353,6 +354,7 @@ impl<T: Element> CrossStep<'_, T> {
 
     fn queue_layer(&mut self, layer: usize, query: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         self.layers.check_not_repeated(layer)?;
+        check_beside("output", output, [self.cross.cache.stored()])?;
         let shape = self.cross.shape;
         let heads_fix = "bring the layer's query, or make the `AttentionShape` with its heads";
         let rows = StepRows { heads_fix, ..StepRows::of_step(self.stream, self.metadata, None) };

@@ -1,5 +1,7 @@
 //! The rows of a model's table of layers: layers that are computed alike.
 
+use std::sync::{Arc, Mutex};
+
 use ascend_attention::{Element, Stream, Violation};
 
 use crate::backends::{AttentionShape, Backends};
@@ -8,6 +10,7 @@ use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::{CacheShape, PagedKvCache};
 use crate::rules;
+use crate::sharing::lock;
 
 /// Layers of a model that see the same keys and share a cache: a row of the table that [`Attention`](crate::Attention)
 /// is.
@@ -17,8 +20,9 @@ pub struct LayerGroup<T: Element> {
     /// `None` where each step says which keys its tokens see.
     pub(super) causality: Option<Causality>,
     pub(super) shape: AttentionShape,
-    /// The factor of the scores of each layer, in the order of the cache; empty where all have that of the heads.
-    pub(super) scales: Vec<f64>,
+    /// The factor of the scores of each layer, in the order of the cache, which graphs compare with those of their
+    /// capture.
+    pub(super) scales: Arc<Mutex<Vec<f64>>>,
     pub(super) cache: PagedKvCache<T>,
     pub(super) backends: Backends<T>,
 }
@@ -43,8 +47,9 @@ impl<T: Element> LayerGroup<T> {
         cache: PagedKvCache<T>,
         backends: Backends<T>,
     ) -> Self {
-        let layers = layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).collect();
-        Self { layers, causality: Some(causality), shape, scales: Vec::new(), cache, backends }
+        let layers: Vec<_> = layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1)).collect();
+        let scales = Arc::new(Mutex::new(vec![shape.scale; layers.len()]));
+        Self { layers, causality: Some(causality), shape, scales, cache, backends }
     }
 
     /// The layers, as the model numbers them.
@@ -64,10 +69,18 @@ impl<T: Element> LayerGroup<T> {
 
     /// The heads of a layer, as the cache numbers it, with its scale.
     pub(crate) fn shape_of(&self, layer: usize) -> AttentionShape {
-        match self.scales.get(layer) {
+        match lock(&self.scales).get(layer) {
             Some(scale) => self.shape.scale(*scale),
             None => self.shape,
         }
+    }
+
+    /// The number of scales that the layers have.
+    pub(super) fn scale_count(&self) -> usize {
+        let mut scales: Vec<u64> = lock(&self.scales).iter().map(|scale| scale.to_bits()).collect();
+        scales.sort_unstable();
+        scales.dedup();
+        scales.len()
     }
 
     /// The cache.

@@ -3,6 +3,7 @@
 use ascend_attention::Element;
 
 use crate::error::{Error, Result};
+use crate::sharing::lock;
 
 use super::attention::Attention;
 
@@ -15,8 +16,8 @@ impl<T: Element> Attention<T> {
     ///
     /// A step plans once for each scale, when the first layer with it is queued, and what a plan holds
     /// ([`StepPlan::memory`](crate::StepPlan::memory)) is held for each; the
-    /// [limit of memory](crate::Backends::memory_limit) counts each scale alone. Graphs have the scales of their
-    /// capture: set them before. What is made with heads of its own, such as a
+    /// [limit of memory](crate::Backends::memory_limit) counts all of them. Graphs have the scales of their
+    /// capture, and replay no step once other ones are set. What is made with heads of its own, such as a
     /// [`TreeVerification`](crate::TreeVerification), has one scale.
     ///
     /// ```
@@ -39,8 +40,8 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) as for
     /// [`AttentionShape::check`](crate::AttentionShape::check), with the layer.
-    pub fn layer_scales(mut self, scale: impl Fn(usize) -> f64) -> Result<Self> {
-        for group in &mut self.groups {
+    pub fn layer_scales(self, scale: impl Fn(usize) -> f64) -> Result<Self> {
+        let scales = self.groups.iter().map(|group| {
             let scales = group.layers.iter().map(|layer| {
                 let scale = scale(*layer);
                 let mut checked = group.shape.scale(scale).check();
@@ -49,7 +50,11 @@ impl<T: Element> Attention<T> {
                 }
                 checked.map(|()| scale)
             });
-            group.scales = scales.collect::<Result<_>>()?;
+            scales.collect::<Result<Vec<_>>>()
+        });
+        let scales = scales.collect::<Result<Vec<_>>>()?;
+        for (group, scales) in self.groups.iter().zip(scales) {
+            *lock(&group.scales) = scales;
         }
         Ok(self)
     }

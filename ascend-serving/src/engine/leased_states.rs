@@ -1,11 +1,11 @@
 //! The states of the requests of a step in progress, which layers of linear attention write.
 
-use ascend_attention::{Stream, Violation};
+use ascend_attention::{AnyTensor, Stream, Violation};
 
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
 use crate::error::{Error, Result};
-use crate::kv::{StateLease, StatePool};
+use crate::kv::{RequestState, StateLease, StatePool};
 use crate::rules;
 
 /// How to go on after a step that has written some layers of linear attention and not all layers.
@@ -27,40 +27,40 @@ pub(crate) struct LeasedStates<'a> {
 }
 
 impl<'a> LeasedStates<'a> {
-    /// Refuses a step on another stream than the pool's, one whose tokens see later ones, and states that nothing goes
-    /// on from.
-    pub(crate) fn check(pool: &StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
-        pool.check_stream(stream)?;
+    /// Refuses a step whose tokens see later ones, and states that nothing goes on from.
+    pub(crate) fn check(pool: &StatePool, metadata: &AttentionMetadata) -> Result<(), Violation> {
         check_causal(metadata)?;
         let states = metadata.recurrent_requests().filter_map(|request| request.state);
         let mut states = states.filter_map(|state| state.upgrade());
-        Ok(states.try_for_each(|state| pool.check_state(Some(&state)))?)
+        states.try_for_each(|state| pool.check_state(Some(&state)))
     }
 
-    /// Makes the states of a step's requests ready, and begins to write them.
-    pub(crate) fn begin(pool: &'a StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<Self> {
+    /// The states of a step's requests, and the new tokens of each. Refuses a request without a state, or with one that
+    /// has not taken the tokens in front of its new ones, or cannot keep its drafts.
+    pub(crate) fn of_requests(metadata: &AttentionMetadata) -> Result<Vec<(RequestState, usize)>, Violation> {
         let mut states = Vec::with_capacity(metadata.requests());
         for (at, request) in metadata.recurrent_requests().enumerate() {
             let Some(state) = request.state else {
-                return Err(rules::STATE_REQUESTS
-                    .broken(
-                        format_args!("request {at} without a state"),
-                        "requests by `BatchRequest::of`, of sequences of `Attention::sequence`",
-                    )
-                    .into());
+                return Err(rules::STATE_REQUESTS.broken(
+                    format_args!("request {at} without a state"),
+                    "requests by `BatchRequest::of`, of sequences of `Attention::sequence`",
+                ));
             };
             let Some(state) = state.upgrade() else {
-                return Err(rules::SEQUENCE_CHANGED
-                    .broken(
-                        format_args!("metadata of request {at}, whose sequence is gone or has begun anew since"),
-                        "sequences as they were when the metadata was made",
-                    )
-                    .into());
+                return Err(rules::SEQUENCE_CHANGED.broken(
+                    format_args!("metadata of request {at}, whose sequence is gone or has begun anew since"),
+                    "sequences as they were when the metadata was made",
+                ));
             };
             state.check_request(at, request.cached, request.new, request.drafts)?;
             states.push((state, request.new));
         }
-        let states = pool.begin(stream, states)?;
+        Ok(states)
+    }
+
+    /// Makes the states of a step's requests ready, and begins to write them.
+    pub(crate) fn begin(pool: &'a StatePool, stream: &Stream, metadata: &AttentionMetadata) -> Result<Self> {
+        let states = pool.begin(stream, Self::of_requests(metadata)?)?;
         let convolved = vec![false; pool.shape().convolution.map_or(0, |_| pool.shape().layers)];
         Ok(Self { pool, states, wrote: false, half_written: false, convolved, ended: false })
     }
@@ -68,6 +68,15 @@ impl<'a> LeasedStates<'a> {
     /// The pool of the states.
     pub(crate) fn pool(&self) -> &'a StatePool {
         self.pool
+    }
+
+    /// The states and windows of all layers.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = &'a AnyTensor> {
+        let pool = self.pool;
+        let layers = 0..pool.shape().layers;
+        let states = layers.clone().filter_map(|layer| Some(pool.layer(layer).ok()?.tensor()));
+        let convolved = layers.filter(|_| pool.shape().convolution.is_some());
+        states.chain(convolved.filter_map(|layer| pool.windows(layer).ok()))
     }
 
     /// The states, one for each request.

@@ -65,8 +65,7 @@ impl<'a, T: Element> LinearStep<'a, T> {
             self.rows.check_number(name, format_args!("layer {layer}, of linear attention"), tensor)?;
         }
         if let Some(output) = into {
-            let others = given.chain([("the states", states.tensor())]);
-            check_output("output", output, (stream.device(), tensors.value.shape()), others)?;
+            check_output("output", output, (stream.device(), tensors.value.shape()), given)?;
         }
         let decays = [tensors.g.is_some(), tensors.gk.is_some()];
         if let Some(first) = self.decays.filter(|first| *first != decays) {

@@ -12,6 +12,7 @@ mod convolution_step;
 mod cross_attention;
 mod element_place;
 mod encoder_attention;
+mod in_place;
 mod layer_check;
 mod layer_group;
 mod layer_scales;
@@ -21,6 +22,7 @@ mod linear_calls;
 mod linear_step;
 mod planned_layers;
 mod range_check;
+mod range_findings;
 mod replayed_layers;
 mod step;
 

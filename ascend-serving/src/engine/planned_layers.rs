@@ -1,12 +1,12 @@
 //! Steps without graphs: the first layer of each kind plans for the rest.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{LatentForm, LayerInputs, LayerTensors, PreferredPlan, StepContext, output_shape};
 use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, QueuedLayers, no_layer};
+use crate::kv::{CacheWrite, QueuedLayers, check_beside, no_layer};
 use crate::rules;
 
 use super::layer_check::{InputKinds, check_layer, check_output};
@@ -63,6 +63,11 @@ impl<'a, T: Element> PlannedLayers<'a, T> {
         let groups = self.groups.len();
         let group = self.groups.get_mut(place.group).ok_or_else(|| no_layer(place.group, groups))?;
         group.queue_layer(stream, (layer, place), inputs, into, queued).map_err(|why| of_model(why, layer, place))
+    }
+
+    /// Refuses an output of the caller over a cache of some group.
+    pub(super) fn check_beside(&self, output: &AnyTensor) -> Result<()> {
+        check_beside("output", output, self.groups.iter().map(|group| group.layers.cache.stored()))
     }
 
     /// The plan of a layer, and not that of layers that share its keys.
@@ -169,7 +174,8 @@ impl<'a, T: Element> GroupStep<'a, T> {
                 metadata.check_mask(mask)?;
                 let at = planned.len();
                 let input_kinds = InputKinds::of(&tensors);
-                let plans = layers.backends.plan_layers(&context, &tensors, layers.cache.shape().layers)?;
+                let counts = (layers.cache.shape().layers, layers.scale_count());
+                let plans = layers.backends.plan_layers(&context, &tensors, counts)?;
                 // That of this layer is the first of them.
                 let (mask, scale) = (mask.clone(), shape.scale);
                 let of_layers = |plan| LayerPlan { mask: mask.clone(), scale, state, shares_keys, plan, input_kinds };

@@ -8,7 +8,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 use crate::backends::{AnyLayerInputs, LatentForm, LayerInputs, LayerTensors};
 use crate::error::{Error, Result};
 use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
-use crate::kv::{QueuedLayers, no_layer};
+use crate::kv::{QueuedLayers, check_beside, no_layer};
 use crate::rules;
 
 use super::convolution_step::ConvolutionInputs;
@@ -31,6 +31,8 @@ pub(super) struct ReplayedLayers<'a, T: Element> {
     /// The weights of the convolution of each layer of linear attention; empty without convolutions.
     pub(super) convolutions: &'a [TypedWeights<T>],
     pub(super) rows: StepRows<'a>,
+    /// For each group the layer of the model that its tensors were lent for last.
+    pub(super) lent: Vec<Option<usize>>,
     /// The layer whose convolution was replayed last, counted among those of linear attention.
     pub(super) convolved: Option<usize>,
 }
@@ -47,10 +49,38 @@ const WEIGHTS_FIX: &str = "bring the tensor that `LinearCapture::convolutions` g
      numbers into it";
 
 impl<'a, T: Element> ReplayedLayers<'a, T> {
+    /// Refuses an output of the caller over a cache of some group.
+    pub(super) fn check_beside(&self, output: &AnyTensor) -> Result<()> {
+        check_beside("output", output, self.groups.iter().map(CapturedGroup::stored))
+    }
+
     /// The tensors of a layer of attention.
     pub(super) fn tensors(&self, place: LayerPlace) -> Result<&'a GraphTensors<T>> {
         let buffers = self.replays.buffers().groups.get(place.group);
         buffers.map(|buffers| &buffers.tensors).ok_or_else(|| self.missing(place))
+    }
+
+    /// The tensors of a layer of attention, to be filled for it.
+    pub(super) fn lend(&mut self, layer: usize, place: LayerPlace, queued: &QueuedLayers) -> Result<&GraphTensors<T>> {
+        self.check_lent(layer, place, queued)?;
+        if let Some(lent) = self.lent.get_mut(place.group) {
+            *lent = Some(layer);
+        }
+        self.tensors(place)
+    }
+
+    /// Refuses a layer whose tensors are also those of another one, for which they were lent and which is not queued.
+    fn check_lent(&self, layer: usize, place: LayerPlace, queued: &QueuedLayers) -> Result<(), Violation> {
+        let lent = self.lent.get(place.group).copied().flatten();
+        match lent.filter(|lent| *lent != layer && queued.check_not_repeated(*lent).is_ok()) {
+            None => Ok(()),
+            Some(lent) => Err(Violation::new(
+                &rules::STEP_IN_PLACE,
+                format_args!("layer {layer}, whose tensors were lent to be filled for layer {lent}"),
+                format_args!("layer {lent} queued before another one of its group"),
+                format_args!("launch layer {lent} first, and fill the tensors for layer {layer} behind that"),
+            )),
+        }
     }
 
     /// The buffers of the layers of linear attention, if there are any.
@@ -95,6 +125,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         queued: &mut QueuedLayers,
     ) -> Result<Tensor<T>> {
         let tensors = self.tensors(place)?;
+        self.check_lent(layer, place, queued)?;
         self.check_inputs(layer, place, inputs)?;
         let form = tensors.latent().map(|latent| latent.form.kind());
         let query_rope = inputs.absorbed_rope(layer, form, &rules::GRAPH_INPUTS)?;
@@ -200,9 +231,8 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         if let Some(output) = into {
             let read = copies.clone().flat_map(|(name, given, own)| [(name, given), ("that of the graph", own)]);
             let read = read.filter_map(|(name, tensor)| Some((name, tensor?)));
-            let states = leased.pool().layer(place.layer)?.tensor();
             let rows = own.convolution.iter().flat_map(|rows| [&rows.x, &rows.y]).chain([&own.output]);
-            let others = read.chain([("the states", states)]).chain(rows.map(|rows| ("that of the graph", &**rows)));
+            let others = read.chain(rows.map(|rows| ("that of the graph", &**rows)));
             check_output("output", output, (stream.device(), own.output.shape()), others)?;
         }
         copy_rows(stream, copies.filter_map(|(name, from, to)| Some((name, from?, to?))))?;

@@ -3,12 +3,11 @@
 use std::fmt;
 
 use ascend_attention::delta_rule::DeltaTensors;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor};
 
-use crate::backends::{AnyLayerInputs, LayerInputs, SelectedBackend, check_deterministic};
+use crate::backends::{AnyLayerInputs, LayerInputs, SelectedBackend, apart, check_deterministic};
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
-use crate::graphs::GraphTensors;
 use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, StepLease, no_layer};
 use crate::rules;
 
@@ -17,7 +16,6 @@ use super::convolution_step::ConvolutionInputs;
 use super::layer_check::StepRows;
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::{LeasedStates, STATES_AGAIN};
-use super::linear_buffers::LinearGraphTensors;
 use super::linear_step::LinearStep;
 use super::planned_layers::{GroupStep, PlannedLayers};
 use super::range_check::{CheckedTensor, LayerTensor, RangeChecker, latent_tensors, packed_inputs, packed_tensors};
@@ -77,7 +75,8 @@ impl<T: Element> Attention<T> {
         check_deterministic(self.deterministic, stream.device())?;
         if let Some(states) = &self.states {
             // Before the caches, which would take the tokens of a step that left layers out once more.
-            LeasedStates::check(states, stream, metadata)?;
+            states.check_stream(stream)?;
+            LeasedStates::check(states, metadata)?;
         }
         let (mut groups, mut leases, mut progress) = (Vec::new(), Vec::new(), Vec::new());
         for (group, metadata) in self.groups.iter_mut().zip(metadata.groups()) {
@@ -141,7 +140,7 @@ pub struct Step<'a, T: Element> {
     pub(super) calls: StepCalls<'a, T>,
     /// The states that layers of linear attention write, if there are any.
     pub(super) leased: Option<LeasedStates<'a>>,
-    pub(super) _leases: Vec<StepLease<'a, Stream>>,
+    pub(super) _leases: Vec<StepLease<'a>>,
     pub(super) layers: QueuedLayers,
     pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
     /// The output that is lent.
@@ -155,10 +154,10 @@ pub(super) enum StepCalls<'a, T: Element> {
 }
 
 /// What a layer of attention is given.
-const QUERY_KEY_VALUE: &str = "query, key and value";
+pub(super) const QUERY_KEY_VALUE: &str = "query, key and value";
 
 /// What a layer of linear attention is given.
-const DELTA_TENSORS: &str = "tensors of the delta rule";
+pub(super) const DELTA_TENSORS: &str = "tensors of the delta rule";
 
 impl<'a, T: Element> Step<'a, T> {
     /// Query tokens, padding included; of a step that is replayed those of the captured size.
@@ -228,7 +227,7 @@ impl<'a, T: Element> Step<'a, T> {
     /// # Errors
     /// As for [`Step::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape or with
     /// gaps, [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads,
-    /// or with a tensor of its graph. Nothing is written then.
+    /// with a tensor of its graph, or with the cache or the states of any layer. Nothing is written then.
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,
@@ -273,72 +272,13 @@ impl<'a, T: Element> Step<'a, T> {
         Ok(self.output.insert(rows))
     }
 
-    /// The graph's tensors of a layer of attention in a step that is replayed, to be filled in place on the step's
-    /// stream before [`launch`](Self::launch). Padding rows may hold anything.
-    ///
-    /// # Errors
-    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
-    /// [`STEP_KIND`](crate::rules::STEP_KIND) for one of linear attention.
-    pub fn tensors(&self, layer: usize) -> Result<&GraphTensors<T>> {
-        let replayed = self.replayed(format_args!("tensors of layer {layer}"))?;
-        replayed.tensors(self.place_of_kind(layer, false, QUERY_KEY_VALUE)?)
-    }
-
-    /// The graphs' tensors of layers of linear attention in a step that is replayed, to be filled in place on the
-    /// step's stream before [`launch_convolution`](Self::launch_convolution) and [`launch`](Self::launch). Padding rows
-    /// may hold anything.
-    ///
-    /// # Errors
-    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs;
-    /// [`STEP_KIND`](crate::rules::STEP_KIND) where the model has no such layers.
-    pub fn linear_tensors(&self) -> Result<&LinearGraphTensors<T>> {
-        let replayed = self.replayed(DELTA_TENSORS)?;
-        let given = format_args!("{DELTA_TENSORS}, of a model without layers of linear attention");
-        let buffers = replayed.linear_buffers().map(|buffers| &buffers.tensors);
-        Ok(buffers.ok_or_else(|| rules::STEP_KIND.broken(given, QUERY_KEY_VALUE))?)
-    }
-
-    /// Launches a layer's graph on the tensors that were filled. Returns at once. The output is lent as that of
-    /// [`forward`](Self::forward) is.
-    ///
-    /// # Errors
-    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs; as for [`forward`](Self::forward) with
-    /// these tensors.
-    pub fn launch(&mut self, layer: usize) -> Result<&Tensor<T>> {
-        let replayed = self.replayed(format_args!("a launch of layer {layer}"))?;
-        let inputs = replayed.own_inputs(self.place(layer)?)?;
-        self.forward(layer, inputs)
-    }
-
-    /// Launches the graph of the convolution in front of a layer of linear attention, on the rows that were filled.
-    /// Returns at once. The rows are lent as those of [`convolve`](Self::convolve) are.
-    ///
-    /// # Errors
-    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs; as for [`convolve`](Self::convolve)
-    /// with these rows.
-    pub fn launch_convolution(&mut self, layer: usize) -> Result<&Tensor<T>> {
-        let replayed = self.replayed(format_args!("a launch of the convolution of layer {layer}"))?;
-        let inputs = replayed.own_rows(self.convolution_place(layer)?)?;
-        self.convolve(layer, inputs)
-    }
-
-    /// The layers of a step that is replayed; a step without graphs has no tensors to be filled.
-    fn replayed(&self, what: impl fmt::Display) -> Result<&ReplayedLayers<'a, T>, Violation> {
-        match &self.calls {
-            StepCalls::Replayed(replayed) => Ok(replayed),
-            StepCalls::Planned(_) => Err(rules::STEP_IN_PLACE
-                .broken(format_args!("{what}, in a step without graphs"), "a step of `AttentionGraphs::begin`")),
-        }
-    }
-
-    fn place(&self, layer: usize) -> Result<LayerPlace> {
+    pub(super) fn place(&self, layer: usize) -> Result<LayerPlace> {
         self.places.get(layer).copied().ok_or_else(|| no_layer(layer, self.places.len()))
     }
 
     /// The place of a layer, of linear attention or not; a layer of the other kind, which is `given` something else, is
     /// refused.
-    fn place_of_kind(&self, layer: usize, is_linear: bool, given: &str) -> Result<LayerPlace> {
+    pub(super) fn place_of_kind(&self, layer: usize, is_linear: bool, given: &str) -> Result<LayerPlace> {
         let place = self.place(layer)?;
         let groups = match &self.calls {
             StepCalls::Planned(planned) => planned.groups.len(),
@@ -352,7 +292,7 @@ impl<'a, T: Element> Step<'a, T> {
     }
 
     /// The place of a layer that can be convolved.
-    fn convolution_place(&self, layer: usize) -> Result<LayerPlace> {
+    pub(super) fn convolution_place(&self, layer: usize) -> Result<LayerPlace> {
         let place = self.place_of_kind(layer, true, "a convolution")?;
         self.layers.check_not_repeated(layer)?;
         let leased = self.leased.as_ref();
@@ -379,10 +319,10 @@ impl<'a, T: Element> Step<'a, T> {
 
     /// Queues a layer, into a tensor of the caller or of the step, and returns it.
     fn queue(&mut self, layer: usize, inputs: &AnyLayerInputs<'_, T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
-        let outcome = match inputs {
+        let outcome = self.check_beside(into).and_then(|()| match inputs {
             AnyLayerInputs::Attention(inputs) => self.queue_attention(layer, inputs, into),
             AnyLayerInputs::Linear(tensors) => self.queue_linear(layer, tensors, into),
-        };
+        });
         if let Err(why) = &outcome
             && why.breaks(&rules::QUANTISED_FINITE)
             && let (Some(checker), AnyLayerInputs::Attention(inputs)) = (&mut self.range_checker, inputs)
@@ -399,6 +339,19 @@ impl<'a, T: Element> Step<'a, T> {
         }
         self.check_range(layer, inputs, &output)?;
         Ok(output)
+    }
+
+    /// Refuses an output of the caller over a cache or the states of any layer, which others read.
+    fn check_beside(&self, into: Option<&Tensor<T>>) -> Result<()> {
+        let Some(output) = into else {
+            return Ok(());
+        };
+        match &self.calls {
+            StepCalls::Planned(planned) => planned.check_beside(output)?,
+            StepCalls::Replayed(replayed) => replayed.check_beside(output)?,
+        }
+        let states = self.leased.iter().flat_map(LeasedStates::stored);
+        apart("output", output, states.map(|states| ("the states", states)))
     }
 
     fn queue_attention(

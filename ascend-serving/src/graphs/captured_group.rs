@@ -1,30 +1,30 @@
 //! The layers that share a cache within captured steps: what their graphs read and write, and how one is recorded.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ascend_attention::attention::{BlockTable, Cumulative, PerRequest};
 use ascend_attention::graph::{Capturing, KeyLimits};
-use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::backends::{
     AttentionShape, Backends, LayerTensors, QuantisedQueries, RecordedBackend, StepContext, checked_program,
 };
-use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, Drafting, LayerMask, MaskedRequest, StatePolicy};
+use crate::batch::{AttentionMetadata, AttentionState, BatchSettings, Drafting, LayerMask, StatePolicy};
 use crate::causality::Causality;
 use crate::error::{Error, Result};
 use crate::kv::{
     BlockPool, CacheEntry, CacheShape, LayerCache, PagedKvCache, QuantisedLayer, WriteViews, no_layer, quantised_rows,
     scattered_slots, slot_mapping,
 };
-use crate::rules;
 
 use super::graph_limits::{GraphLimits, RowsPerRequest};
 use super::graph_tensors::{CachedLayer, CapturedProgram, GraphTensors, GroupBuffers, ReplayedProgram, zeros};
 
 /// The captured layers of a group that have the same mask and scale and prefer the same backend.
 #[derive(Clone, Debug)]
-struct AlikeLayers {
-    mask: LayerMask,
+pub(super) struct AlikeLayers {
+    pub(super) mask: LayerMask,
     preferred: Option<&'static str>,
     heads: AttentionShape,
     /// The first of them.
@@ -45,19 +45,20 @@ impl AlikeLayers {
 
 /// Captured layers that share a cache.
 pub(crate) struct CapturedGroup {
-    pool: BlockPool,
+    pub(super) pool: BlockPool,
     cache_entry: Arc<CacheEntry>,
+    stored: Arc<[Range<usize>]>,
     shape: CacheShape,
     heads: AttentionShape,
     /// Which keys the layers see, unless that is left to the steps.
-    causality: Option<Causality>,
+    pub(super) causality: Option<Causality>,
     /// The layers that have a program of their own.
-    alike: Vec<AlikeLayers>,
+    pub(super) alike: Vec<AlikeLayers>,
     /// For each layer the number of its program.
     program_of: Vec<usize>,
-    limits: KeyLimits,
+    pub(super) limits: KeyLimits,
     /// New tokens of each request, at most.
-    each: RowsPerRequest,
+    pub(super) each: RowsPerRequest,
     drafting: Option<Drafting>,
 }
 
@@ -97,6 +98,7 @@ impl CapturedGroup {
         Self {
             pool: pool.clone(),
             cache_entry: Arc::clone(cache.entry()),
+            stored: Arc::clone(cache.stored()),
             shape: cache.shape(),
             heads,
             causality,
@@ -117,6 +119,11 @@ impl CapturedGroup {
         &self.cache_entry
     }
 
+    /// The addresses of the cache's tensors, for [`check_beside`](crate::kv::check_beside).
+    pub(crate) fn stored(&self) -> &Arc<[Range<usize>]> {
+        &self.stored
+    }
+
     /// The pool and the shape of the cache.
     pub(crate) fn pool_and_shape(&self) -> (&BlockPool, &CacheShape) {
         (&self.pool, &self.shape)
@@ -127,128 +134,20 @@ impl CapturedGroup {
         Some(&self.alike.get(self.program(layer)?)?.mask)
     }
 
+    /// The factor of the scores of a layer.
+    pub(crate) fn scale(&self, layer: usize) -> Option<f64> {
+        Some(self.alike.get(self.program(layer)?)?.heads.scale)
+    }
+
     /// Columns of the block table.
     pub(crate) fn columns(&self) -> usize {
         let columns = self.limits.keys.div_ceil(self.limits.block_size.max(1));
         columns.min(self.limits.blocks).max(1)
     }
 
-    /// Refuses a step of another pool or causality or with another mask, or whose sequences gave up blocks, or tokens
-    /// that some layer shows. Outside of a step the answer on blocks is that of the moment.
-    fn admits(&self, metadata: &AttentionMetadata) -> Result<(), Violation> {
-        metadata.check_pool(&self.pool)?;
-        metadata.check_blocks(&self.pool)?;
-        metadata.check_causality(self.causality)?;
-        let own = self.causality.map(LayerMask::from);
-        let mut masks = self.alike.iter().map(|alike| &alike.mask);
-        if let Some(first) = masks.clone().next()
-            && !masks.clone().chain(&own).any(|mask| mask == metadata.mask())
-        {
-            let given = metadata.mask();
-            return Err(rules::STEP_CAUSALITY.broken(format_args!("a step of {given}"), first));
-        }
-        masks.try_for_each(|mask| metadata.check_mask(mask))
-    }
-
-    /// Refuses a step with a request of more new tokens than were captured, or of fewer where the calls of a layer
-    /// have as many rows for each request.
-    fn admits_tokens<T: Element>(
-        &self,
-        metadata: &AttentionMetadata,
-        programs: &[CapturedProgram<T>],
-    ) -> Result<(), Violation> {
-        let each = self.each.0;
-        let mut alike = self.alike.iter().map(|alike| &alike.mask).zip(programs);
-        let alike = alike.find(|(mask, program)| program.dummy_rows.is_none() || mask.named().is_some());
-        let mut requests = metadata.masked_requests();
-        let other = requests.find(|request| match (request.place, alike) {
-            (_, Some(_)) => request.new != each,
-            (Some(_), None) => request.new > each,
-            (None, None) => false,
-        });
-        let Some(MaskedRequest { place, new, .. }) = other else {
-            return Ok(());
-        };
-        Err(Violation::new(
-            &rules::GRAPH_SIZE,
-            match place {
-                Some(request) => format!("{new} new tokens of request {request}"),
-                None => format!("a dummy request of {new} tokens"),
-            },
-            match alike {
-                Some((LayerMask::Named(mask), _)) => {
-                    format!("{each} a request, as was captured with the named mask {:?}", mask.name())
-                }
-                Some((_, program)) => {
-                    format!("{each} a request, as was captured with the backend `{}`", program.recorded.backend.name())
-                }
-                None => format!("at most {each} a request"),
-            },
-            match alike {
-                Some(_) => "compute the step without a graph: the captured calls have as many rows for each request",
-                None => "compute the step without a graph, or capture with `GraphLimits::tokens_each`",
-            },
-        ))
-    }
-
     /// The requests that have `rows` rows.
     pub(crate) fn requests(&self, rows: usize) -> usize {
         self.each.requests(rows)
-    }
-
-    /// Refuses a step that has more keys or blocks than were declared once it is padded to `rows` rows, or dummies of
-    /// more rows than the captured calls take.
-    fn within_limits<T: Element>(
-        &self,
-        metadata: &AttentionMetadata,
-        rows: usize,
-        programs: &[CapturedProgram<T>],
-    ) -> Result<(), Violation> {
-        let requests = self.requests(rows);
-        let dummies = metadata.missing(requests, rows)?;
-        let longest = dummies.clone().max().unwrap_or(0);
-        let keys = metadata.kv_lengths().lengths().iter().copied();
-        // A dummy request has as many keys as tokens, in blocks.
-        let keys: Vec<usize> = keys.chain(dummies).collect();
-        self.limits.admits(&keys)?;
-        self.admits_dummies((longest, requests), programs)
-    }
-
-    /// The refusal of a step that cannot be padded to any size, the largest of `most` rows.
-    fn too_large(&self, metadata: &AttentionMetadata, most: usize) -> Violation {
-        let tokens = metadata.tokens();
-        let most_requests = self.requests(most);
-        match self.each.0 {
-            1 => rules::GRAPH_SIZE.broken(format_args!("{tokens} tokens"), format_args!("at most {most}")),
-            each => Violation::new(
-                &rules::GRAPH_SIZE,
-                format_args!("{tokens} tokens of {} requests", metadata.table().requests()),
-                format_args!(
-                    "{most_requests} requests of {each} tokens each, or fewer requests of up to {each} tokens"
-                ),
-                "compute the step without a graph, or capture one request more than ever run",
-            ),
-        }
-    }
-
-    /// Refuses dummy requests of a size whose longest has more rows than the calls of a layer take.
-    fn admits_dummies<T: Element>(
-        &self,
-        (longest, requests): (usize, usize),
-        programs: &[CapturedProgram<T>],
-    ) -> Result<(), Violation> {
-        let taken = |program: &CapturedProgram<T>| program.dummy_rows.unwrap_or(self.each.0);
-        match programs.iter().find(|program| longest > taken(program)) {
-            None => Ok(()),
-            Some(program) => Err(rules::GRAPH_SIZE.broken(
-                format_args!("a dummy request of {longest} tokens, in the size of {requests} requests"),
-                format_args!(
-                    "at most {} a dummy, as was captured with the backend `{}`",
-                    taken(program),
-                    program.recorded.backend.name()
-                ),
-            )),
-        }
     }
 
     /// Refuses a size of which no step keeps to the limits.
@@ -348,9 +247,11 @@ impl CapturedGroup {
             let (cache, quantised) = cache.tensors(layer)?;
             let sink = sinks.get(layer).copied().flatten();
             let tensors = self.layer_tensors(layer, &tensors, (&cache, quantised.as_ref()), sink);
+            let others = self.alike.iter().map(|other| (&other.mask, other.preferred));
+            let scales = others.filter(|other| *other == (&alike.mask, alike.preferred)).count();
             let record = |steps: &[&AttentionMetadata]| {
                 let steps = steps.iter().map(|metadata| alike.context(stream, metadata, &table));
-                backends.record(&steps.collect::<Vec<_>>(), &tensors, self.columns())
+                backends.record(&steps.collect::<Vec<_>>(), &tensors, (self.columns(), scales))
             };
             let (recorded, dummy_rows) = self.record_examples(&examples, record)?;
             Ok(CapturedProgram { recorded, dummy_rows, sink: sink.cloned() })
@@ -473,42 +374,5 @@ impl CapturedGroup {
             captured.recorded.plan.refill(stream, program, masks)?;
         }
         Ok(())
-    }
-}
-
-/// The query rows of the smallest captured size that a step can be padded to, or why it cannot be replayed: because it
-/// is of another cache or mask, or larger than every size, or has more tokens, keys or blocks than were declared.
-///
-/// The step has a part for each group. `programs` returns what computes the layers of a part in the size of these rows.
-pub(crate) fn fitting_rows<'p, T: Element>(
-    sizes: &[usize],
-    parts: &[(&CapturedGroup, &AttentionMetadata)],
-    programs: impl Fn(usize, usize) -> &'p [CapturedProgram<T>],
-) -> Result<usize, Violation> {
-    let largest = sizes.last().copied().unwrap_or(0);
-    for (at, (group, metadata)) in parts.iter().enumerate() {
-        group.admits(metadata)?;
-        metadata.check_requests()?;
-        group.admits_tokens(metadata, programs(largest, at))?;
-    }
-    let mut refused = None;
-    for &rows in sizes {
-        let can_be_padded = |(group, metadata): &(&CapturedGroup, &AttentionMetadata)| {
-            metadata.can_be_padded(group.requests(rows), rows)
-        };
-        if !parts.iter().all(can_be_padded) {
-            continue;
-        }
-        let mut parts = parts.iter().enumerate();
-        match parts.try_for_each(|(at, (group, metadata))| group.within_limits(metadata, rows, programs(rows, at))) {
-            Ok(()) => return Ok(rows),
-            Err(why) => refused = refused.or(Some(why)),
-        }
-    }
-    let too_large = parts.first().map(|(group, metadata)| group.too_large(metadata, largest));
-    match refused.or(too_large) {
-        Some(why) => Err(why),
-        // A step of no group has no tokens.
-        None => Ok(largest),
     }
 }

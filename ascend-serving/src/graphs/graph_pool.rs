@@ -146,6 +146,11 @@ impl<B> GraphPool<B> {
         Some(&sizes.find(|captured| captured.size == size)?.buffers)
     }
 
+    /// The device of the graphs.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Refuses a stream of another device.
     pub(crate) fn admits(&self, stream: &Stream) -> Result<()> {
         Ok(stream.check_device("stream", &self.device)?)
@@ -367,7 +372,7 @@ pub struct GraphStep<'a, B> {
     replays: Replays<'a, B>,
     layers: QueuedLayers,
     /// Keeps blocks that go back during the step.
-    _lease: Option<StepLease<'a, Stream>>,
+    _lease: Option<StepLease<'a>>,
 }
 
 impl<'a, B> GraphStep<'a, B> {

@@ -5,12 +5,14 @@
 //! [`ContextGraphs`](crate::ContextGraphs) in `ranks`.
 
 mod captured_group;
+mod fitting_steps;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;
 mod linear_capture;
 
-pub(crate) use captured_group::{CapturedGroup, fitting_rows};
+pub(crate) use captured_group::CapturedGroup;
+pub(crate) use fitting_steps::fitting_rows;
 pub use graph_limits::GraphLimits;
 pub(crate) use graph_limits::RowsPerRequest;
 pub use graph_pool::{GraphPool, GraphStep};

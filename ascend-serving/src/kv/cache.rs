@@ -1,6 +1,7 @@
 //! The tensors of a paged cache.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ascend_attention::attention::BlockTable;
@@ -31,6 +32,7 @@ pub struct PagedKvCache<T: Element> {
     pub(super) shape: CacheShape,
     pub(super) layers: Vec<CacheLayer<T>>,
     pub(super) entry: Arc<CacheEntry>,
+    pub(super) stored: Arc<[Range<usize>]>,
 }
 
 /// A layer of a cache, of the query's type or quantised.
@@ -60,13 +62,7 @@ impl<T: Element> PagedKvCache<T> {
         shape.check_layers()?;
         let pool = BlockPool::new(blocks, block_size, pad)?;
         let layers = shape.zeroed_layers(device, blocks, block_size)?;
-        Ok(Self {
-            device: device.clone(),
-            layers: layers.into_iter().map(CacheLayer::Plain).collect(),
-            entry: CacheEntry::new(&pool),
-            pool,
-            shape,
-        })
+        Ok(Self::of_layers(device, pool, shape, layers.into_iter().map(CacheLayer::Plain).collect()))
     }
 
     /// Replaces the cache's pool by that of another cache with equally many blocks. One sequence is then the tokens
@@ -93,18 +89,18 @@ impl<T: Element> PagedKvCache<T> {
     /// Its blocks are copied with the pool's; slots of the pool's tokens are no rows of it.
     pub(crate) fn beside(other: &Self, rows: usize) -> Result<Self> {
         let layers = other.shape.zeroed_layers(&other.device, other.pool.blocks(), rows)?;
-        Ok(Self {
-            device: other.device.clone(),
-            layers: layers.into_iter().map(CacheLayer::Plain).collect(),
-            entry: CacheEntry::new(&other.pool),
-            pool: other.pool.clone(),
-            shape: other.shape,
-        })
+        let layers = layers.into_iter().map(CacheLayer::Plain).collect();
+        Ok(Self::of_layers(&other.device, other.pool.clone(), other.shape, layers))
     }
 
     /// The pool of its blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// The addresses of the tensors of all layers, for [`check_beside`](super::stored::check_beside).
+    pub(crate) fn stored(&self) -> &Arc<[Range<usize>]> {
+        &self.stored
     }
 
     /// How many tokens of the pool's sequences this cache has computed.

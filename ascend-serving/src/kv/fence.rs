@@ -1,54 +1,28 @@
 //! When the work of a step is over.
 
-use ascend_attention::{Event, Stream, StreamMark};
+use std::sync::Arc;
 
-/// Reports whether work that was queued is over.
-///
-/// Several threads may query one fence at a time. A fence may call its pool: the pool answers from what it knows,
-/// without querying fences again.
-pub trait Fence: Send + Sync {
+use ascend_attention::{Stream, StreamMark};
+
+/// Reports whether work that was queued is over. Several threads may query one fence at a time.
+pub(super) trait Fence: Send + Sync {
     /// Whether everything queued before the fence is over; `false` where that is not known.
     fn is_passed(&self) -> bool;
 
-    /// Waits until everything queued before the fence is over. A fence that cannot wait returns at once, as does the
-    /// default; so does a stream's fence on a thread that captures a graph.
-    fn wait(&self) {}
+    /// Waits until everything queued before the fence is over. Returns at once on a thread that captures a graph.
+    fn wait(&self);
 }
 
-impl Fence for Event {
-    fn is_passed(&self) -> bool {
-        self.is_complete().unwrap_or_else(|error| {
-            tracing::error!("cannot ask whether a step is over: {error}");
-            false
-        })
-    }
-
-    fn wait(&self) {
-        if let Err(error) = self.synchronize() {
-            tracing::warn!("cannot wait until a step is over: {error}");
-        }
-    }
-}
-
-/// Where the work of a step is queued.
-pub trait FencedQueue {
-    /// The type that reports when everything queued so far is over.
-    type Fence: Fence + 'static;
-
-    /// A fence after everything queued so far. A queue that cannot mark its end now returns a fence that is not passed
-    /// until that is known in another way, such as by a synchronisation of the queue.
-    ///
-    /// If this panics, the end of the step is never known. The step stays open for ever, which an error of `tracing`
-    /// reports: blocks that are given back from its beginning on are not handed out again, and the cache stays
-    /// correct.
-    fn fence(&self) -> Self::Fence;
+/// Where the work of a step is queued: a stream, or in tests what stands in for one.
+pub(super) trait FencedQueue: Sync {
+    /// A fence after everything queued so far. Where the end cannot be marked now, the fence is not passed until it is
+    /// known in another way, such as by a synchronisation of the queue.
+    fn fence(&self) -> Arc<dyn Fence>;
 }
 
 impl FencedQueue for Stream {
-    type Fence = StreamMark;
-
-    fn fence(&self) -> StreamMark {
-        self.mark()
+    fn fence(&self) -> Arc<dyn Fence> {
+        Arc::new(self.mark())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Moves of cached tokens within their sequence, for accepted drafts.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
-use ascend_attention::spec::geometry::TokenTree;
 use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
@@ -90,7 +90,9 @@ impl QuantisedLayer {
 impl<T: Element> PagedKvCache<T> {
     /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions, from
     /// and to, one after another. Returns at once. The old contents of the target positions are lost; the other
-    /// positions, and the length, stay. Until the sequence is cut ([`Sequence::truncate`], also to its own length), it
+    /// positions, and the length, stay. A call moves each token once, and each to a position of its own, which an
+    /// earlier pair may have moved away: a repeated pair would say nothing new, and any other repeated position would
+    /// double or lose a token. Until the sequence is cut ([`Sequence::truncate`], also to its own length), it
     /// gets no new tokens, which would see what was moved twice and what was rejected; and no later call moves a token
     /// from a position between the first and the last target of earlier ones, these included: the same pairs again
     /// would move what has come to their places meanwhile. Where a copy fails on the device, some layers are moved and
@@ -103,11 +105,11 @@ impl<T: Element> PagedKvCache<T> {
     /// # Errors
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;
     /// [`BLOCK_POOL`](crate::rules::BLOCK_POOL) for a sequence of another pool,
-    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back, and
-    /// for more moves than it has tokens and the largest tree has nodes,
+    /// [`SEQUENCE_LENGTH`](crate::rules::SEQUENCE_LENGTH) for positions that it does not have, or has given back,
     /// [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) for a token to move that neither a step has computed nor
     /// [`mark_computed`](PagedKvCache::mark_computed) named,
-    /// [`SEQUENCE_MOVED`](crate::rules::SEQUENCE_MOVED) for one from between the targets of earlier calls,
+    /// [`SEQUENCE_MOVED`](crate::rules::SEQUENCE_MOVED) for one from between the targets of earlier calls, and for
+    /// pairs of one call that have the source or the target of an earlier pair, or take from its target,
     /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS) while a step of the sequence is in progress,
     /// [`TABLE_SHARED`](crate::rules::TABLE_SHARED) for a target in a block that another sequence holds, too,
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) for a sequence whose blocks wait for copies,
@@ -163,18 +165,8 @@ impl<T: Element> PagedKvCache<T> {
         let block_size = self.pool().block_size();
         let computed = self.entry().computed_tokens(sequence.stamp());
         let moved = self.entry().moved(sequence.stamp());
-        let most = most_moves(sequence);
         let (mut slots, mut targets) = (Vec::new(), 0..0);
-        for (count, &(from, to)) in moves.iter().enumerate() {
-            if count == most {
-                return Err(Violation::new(
-                    &rules::SEQUENCE_LENGTH,
-                    format_args!("more than {most} moves in a sequence of {} tokens", sequence.len()),
-                    "a move for each token, or for each node of the largest tree",
-                    "move each accepted token once, from `AcceptedDrafts::moves`",
-                )
-                .into());
-            }
+        for &(from, to) in moves {
             let pair = (sequence.slot(from)?, sequence.slot(to)?);
             if from >= computed {
                 return Err(Violation::new(
@@ -251,7 +243,7 @@ pub(crate) fn move_in_caches<'a, T: Element>(
     moves: impl IntoIterator<Item = (usize, usize)>,
     caches: impl IntoIterator<Item = (&'a PagedKvCache<T>, &'a Sequence)>,
 ) -> Result<()> {
-    let moves = listed_moves(sequence, moves);
+    let moves = listed_moves(sequence, moves)?;
     check_state_moves(sequence, &moves)?;
     let checked = caches.into_iter().map(|(cache, part)| Ok((cache, part, cache.check_moves(stream, part, &moves)?)));
     let checked = checked.collect::<Result<Vec<_>>>()?;
@@ -287,14 +279,36 @@ fn check_state_moves(sequence: &Sequence, moves: &[(usize, usize)]) -> Result<()
     }
 }
 
-/// The most moves in a sequence: one for each token, or for each node of the largest tree.
-fn most_moves(sequence: &Sequence) -> usize {
-    sequence.len().max(TokenTree::MAX_LEN)
-}
-
-/// The moves of a list, and one more than there may be at most, so that an endless list ends.
-fn listed_moves(sequence: &Sequence, moves: impl IntoIterator<Item = (usize, usize)>) -> Vec<(usize, usize)> {
-    moves.into_iter().take(most_moves(sequence).saturating_add(1)).collect()
+/// The moves of a list, up to one more than there are targets, so that an endless list ends. A pair that doubles or
+/// loses a token that an earlier one has moved is refused.
+fn listed_moves(
+    sequence: &Sequence,
+    moves: impl IntoIterator<Item = (usize, usize)>,
+) -> Result<Vec<(usize, usize)>, Violation> {
+    let mut listed = Vec::new();
+    let (mut by_source, mut by_target) = (HashMap::new(), HashMap::new());
+    for (from, to) in moves.into_iter().take(sequence.len().saturating_add(1)) {
+        let earlier = by_source.get(&from).or(by_target.get(&to)).or(by_target.get(&from));
+        if let Some(&(source, target)) = earlier {
+            return Err(Violation::new(
+                &rules::SEQUENCE_MOVED,
+                format_args!("a move from {from} to {to}, behind one from {source} to {target}"),
+                "each position once to move from and once to move to, from it in front of to it",
+                match (from == source, to == target) {
+                    (true, true) => "name each pair once",
+                    (true, false) => "move the token to one position; compute it again where it is wanted twice",
+                    (false, true) => "choose which of both tokens the position is to have, and name that one alone",
+                    (false, false) => {
+                        "name the pair that moves a token away in front of the one that moves another there"
+                    }
+                },
+            ));
+        }
+        by_source.insert(from, (from, to));
+        by_target.insert(to, (from, to));
+        listed.push((from, to));
+    }
+    Ok(listed)
 }
 
 #[cfg(test)]

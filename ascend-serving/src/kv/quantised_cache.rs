@@ -16,6 +16,7 @@ use super::quantised::{
     ChannelScales, DeviceScales, GroupScales, LayerScales, QuantisedLayer, QuantisedType, QueryType, TokenScales,
     one_key_each, split,
 };
+use super::stored::stored;
 
 impl<T: Element> PagedKvCache<T> {
     /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` is
@@ -280,7 +281,12 @@ impl<T: Element> PagedKvCache<T> {
 
     /// A cache of these layers, in blocks of a pool.
     pub(super) fn of_layers(device: &Device, pool: BlockPool, shape: CacheShape, layers: Vec<CacheLayer<T>>) -> Self {
-        Self { device: device.clone(), layers, entry: CacheEntry::new(&pool), pool, shape }
+        let of_layer = |layer: &CacheLayer<T>| match layer {
+            CacheLayer::Plain(cache) => stored(cache, None).map(AnyTensor::addresses).collect::<Vec<_>>(),
+            CacheLayer::Quantised { layer, none } => stored(none, Some(layer)).map(AnyTensor::addresses).collect(),
+        };
+        let stored = layers.iter().flat_map(of_layer).collect();
+        Self { device: device.clone(), layers, entry: CacheEntry::new(&pool), pool, shape, stored }
     }
 
     /// Whether tokens share scales, as in a cache of MXFP8.

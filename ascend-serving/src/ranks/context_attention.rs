@@ -468,7 +468,7 @@ pub(super) struct PreparedStep<'a> {
     pub(super) split: ContextSplit,
     pub(super) order: StepOrder,
     pub(super) progress: StepProgress,
-    pub(super) lease: StepLease<'a, Stream>,
+    pub(super) lease: StepLease<'a>,
 }
 
 /// The communicator of a rank.

@@ -12,7 +12,7 @@ use crate::batch::BatchRequest;
 use crate::engine::{STEP_HEADS_FIX, StepRows, check_output};
 use crate::error::{Error, Result};
 use crate::graphs::{GraphTensors, Replays};
-use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_blocks_of};
+use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_beside, check_blocks_of};
 
 use super::context_attention::{ContextAttention, PreparedStep, joined, own_step};
 use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
@@ -238,7 +238,7 @@ pub struct ContextStep<'a, T: Element> {
     layers: QueuedLayers,
     /// The output that is lent.
     output: Option<Tensor<T>>,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 impl<'a, T: Element> ContextStep<'a, T> {
@@ -356,19 +356,13 @@ impl<T: Element> ContextStep<'_, T> {
     ) -> Result<()> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {
-            let cache = self.attention.cache.layer(layer)?;
+            check_beside("output", output, [self.attention.cache.stored()])?;
             let rope = queries.rope.map(|rope| ("query_rope", &**rope));
             let replayed = match &self.calls {
                 StepCalls::Replayed(replays) => Some(("that of the graph", &*replays.buffers().tensors.output)),
                 StepCalls::Heads(..) | StepCalls::Rows(..) => None,
             };
-            let others: [(_, &AnyTensor); 5] = [
-                ("query", queries.query),
-                ("key", inputs.key),
-                ("value", inputs.value),
-                ("the cache", &cache.key),
-                ("the cache", &cache.value),
-            ];
+            let others: [(_, &AnyTensor); 3] = [("query", queries.query), ("key", inputs.key), ("value", inputs.value)];
             let expected = (self.stream.device(), queries.query.shape());
             check_output("output", output, expected, others.into_iter().chain(rope).chain(replayed))?;
             Ok(queries)

@@ -8,10 +8,10 @@ use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
 use crate::engine::{StepRows, check_output};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease};
+use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_beside};
 
 use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
-use super::native_sparse::{CacheViews, NativeSparse};
+use super::native_sparse::NativeSparse;
 use super::two_caches;
 
 /// Elements of a value, and of a head's attention.
@@ -53,7 +53,7 @@ pub struct NativeStep<'a, T: Element> {
     /// What the first layer has planned for all layers.
     planned: Option<(CacheWrite, NativePlan<T>)>,
     layers: QueuedLayers,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 impl<T: Element> NativeStep<'_, T> {
@@ -100,7 +100,7 @@ impl<T: Element> NativeStep<'_, T> {
         self.layers.check_not_repeated(layer)?;
         self.check(layer, tensors)?;
         let views = self.native.views(layer)?;
-        into.map_or(Ok(()), |branches| self.check_branches(branches, tensors, &views))?;
+        into.map_or(Ok(()), |branches| self.check_branches(branches, tensors))?;
         let Self { native, stream, metadata, .. } = self;
         let NativeTensors { query, key, value, .. } = tensors;
         let (write, plan) = match &self.planned {
@@ -125,12 +125,7 @@ impl<T: Element> NativeStep<'_, T> {
 
     /// Refuses outputs of the caller that do not have the step's rows, or that share memory with each other or with
     /// what the layer reads and writes.
-    fn check_branches(
-        &self,
-        branches: &NativeBranches<T>,
-        tensors: NativeTensors<'_, T>,
-        views: &CacheViews<T>,
-    ) -> Result<()> {
+    fn check_branches(&self, branches: &NativeBranches<T>, tensors: NativeTensors<'_, T>) -> Result<()> {
         let expected = (self.stream.device(), &[self.metadata.tokens(), self.native.shape.heads, VALUE][..]);
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;
         let read: [(_, &AnyTensor); 5] = [
@@ -140,10 +135,11 @@ impl<T: Element> NativeStep<'_, T> {
             ("key_weight", key_weight),
             ("value_weight", value_weight),
         ];
-        let caches = views.tokens.iter().chain(&views.compressed).map(|cache| ("the cache", &**cache));
+        let caches = [self.native.cache.stored(), self.native.compressed.stored()];
         for (at, (name, branch)) in branches.each().into_iter().enumerate() {
             let others = branches.each().into_iter().take(at);
-            check_output(name, branch, expected, read.into_iter().chain(caches.clone()).chain(others))?;
+            check_beside(name, branch, caches)?;
+            check_output(name, branch, expected, read.into_iter().chain(others))?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::rules;
 use super::sparse_buffers::SparseBuffers;
 use super::sparse_latent::SparseLatent;
 use super::sparse_step::{ReplayedSparse, SparseStep};
-use super::two_caches::begin_in;
+use super::two_caches::named;
 
 /// Steps of sparse attention of any number of requests, replayed from graphs that were captured for a few sizes: one
 /// graph for each indexer and one for each layer. From [`SparseLatent::capture`].
@@ -143,9 +143,9 @@ impl<T: Element> SparseGraphs<T> {
         self.graphs.sizes().map(|rows| self.group.requests(rows))
     }
 
-    /// Whether a step can be replayed: it is causal and of the captured caches, its requests add no more tokens than
-    /// were declared, there is a size that holds it, and its keys and blocks, including those of the padding, are no
-    /// more than were declared. Compute other steps by [`SparseLatent::begin`].
+    /// Whether a step can be replayed now: it is causal and of the captured caches, its requests add no more tokens
+    /// than were declared, there is a size that holds it, its keys and blocks, including those of the padding, are no
+    /// more than were declared, and its sequences can take the step. Compute other steps by [`SparseLatent::begin`].
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
         self.check(metadata).is_ok()
     }
@@ -155,7 +155,16 @@ impl<T: Element> SparseGraphs<T> {
         let no_programs = |_, _| &[] as &[CapturedProgram<T>];
         metadata.check_groups(1)?;
         let sizes: Vec<usize> = self.graphs.sizes().collect();
-        Ok(fitting_rows(&sizes, &[(&self.group, metadata)], no_programs)?)
+        let rows = fitting_rows(&sizes, &[(&self.group, metadata)], no_programs)?;
+        for (cache, name) in self.caches() {
+            metadata.check_begins(cache).map_err(|why| named(why, name))?;
+        }
+        Ok(rows)
+    }
+
+    /// The caches that a step writes, each with its name.
+    fn caches(&self) -> [(&Arc<CacheEntry>, &'static str); 2] {
+        [(self.group.cache_entry(), "latents"), (&self.index_keys, "index keys")]
     }
 
     /// Begins a step of the `SparseLatent` that was captured: pads it to the smallest captured size that fits, and
@@ -194,10 +203,8 @@ impl<T: Element> SparseGraphs<T> {
         let rows = self.check(metadata)?;
         // Blocks that go back from here on wait for the step; those that went back before are found by the check.
         let lease = self.group.pool().begin_step(stream);
-        let mut progress = Vec::new();
-        for (cache, name) in [(self.group.cache_entry(), "latents"), (&self.index_keys, "index keys")] {
-            progress.push(begin_in(cache, name, metadata, || Ok(()))?);
-        }
+        let progress = self.caches().into_iter().map(|(cache, _)| metadata.begin_progress(cache));
+        let progress = progress.collect::<Result<Vec<_>, _>>()?;
         not_while_capturing("filling the buffers of a step")?;
         self.graphs.follow(stream)?;
         let unfilled = metadata.tokens();

@@ -10,7 +10,7 @@ use crate::batch::AttentionMetadata;
 use crate::engine::{StepRows, check_output};
 use crate::error::{Error, Result};
 use crate::graphs::{Replays, copy_rows};
-use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, QueuedLayers, StepLease, StepProgress};
+use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, QueuedLayers, StepLease, StepProgress, check_beside, no_layer};
 use crate::rules;
 
 use super::key_choice::KeyChoice;
@@ -69,7 +69,7 @@ pub struct SparseStep<'a, T: Element> {
     layers: QueuedLayers,
     /// The output of the layer that was queued last.
     output: Option<Tensor<T>>,
-    _lease: StepLease<'a, Stream>,
+    _lease: StepLease<'a>,
 }
 
 /// The graphs of a step: those of its layers, and behind them those of its indexers.
@@ -99,7 +99,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
     pub(super) fn new(
         sparse: &'a mut SparseLatent<T>,
         (stream, metadata): (&'a Stream, &'a AttentionMetadata),
-        (lease, progress): (StepLease<'a, Stream>, Vec<StepProgress>),
+        (lease, progress): (StepLease<'a>, Vec<StepProgress>),
         sequences: SparseSequences,
         graphs: Option<ReplayedSparse<'a, T>>,
     ) -> Self {
@@ -257,7 +257,10 @@ impl<'a, T: Element> SparseStep<'a, T> {
     ) -> Result<Tensor<T>> {
         let SparseTensors { query, query_rope, latent, key_rope, choice } = inputs;
         self.layers.check_not_repeated(layer)?;
-        let (cache, quantised) = self.sparse.latents.tensors(layer)?;
+        let layers = self.sparse.latents.shape().layers;
+        if layer >= layers {
+            return Err(no_layer(layer, layers));
+        }
         let latest = self.graphs.as_ref().map(|graphs| graphs.latest);
         let overwriting = latest.filter(|latest| *latest != Some(choice.indexer()));
         let is_last = overwriting.is_none() && self.layers.is_last(layer);
@@ -280,20 +283,18 @@ impl<'a, T: Element> SparseStep<'a, T> {
             }
         };
         if into.is_some() {
-            let own: [(_, &AnyTensor); 7] = [
+            check_beside("output", &target, [self.sparse.latents.stored(), self.sparse.index_keys.stored()])?;
+            let own: [(_, &AnyTensor); 5] = [
                 ("query", query),
                 ("query_rope", query_rope),
                 ("latent", latent),
                 ("key_rope", key_rope),
                 ("the choice", choice.indices()),
-                ("the cache", &cache.key),
-                ("the cache", &cache.value),
             ];
-            let stored = quantised.iter().map(|quantised| ("the cache", quantised.key()));
             // A caller is lent no other tensor of the graph.
             let graph =
                 self.graphs.iter().map(|graphs| ("that of the graph", &*graphs.replays.buffers().attention.out));
-            check_output("output", &target, (rows.device, &shape), own.into_iter().chain(stored).chain(graph))?;
+            check_output("output", &target, (rows.device, &shape), own.into_iter().chain(graph))?;
         }
         if let Some(ReplayedSparse { replays, .. }) = &mut self.graphs {
             let buffers = replays.buffers();

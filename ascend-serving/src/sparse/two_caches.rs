@@ -65,7 +65,7 @@ pub(super) fn begin<'a, T: Element>(
     stream: &'a Stream,
     metadata: &AttentionMetadata,
     caches: [(&mut PagedKvCache<T>, &str); 2],
-) -> Result<(StepLease<'a, Stream>, Vec<StepProgress>)> {
+) -> Result<(StepLease<'a>, Vec<StepProgress>)> {
     let [(first, _), _] = &caches;
     first.admits(stream)?;
     metadata.check_groups(1)?;
@@ -91,12 +91,14 @@ pub(super) fn begin_in(
     metadata: &AttentionMetadata,
     queue_copies: impl FnOnce() -> Result<()>,
 ) -> Result<StepProgress> {
-    let named = |mut why: Violation| {
-        why.given.push_str(&format!(", in the cache of {name}"));
-        why
-    };
-    let progress = metadata.begin_progress(cache).map_err(named)?;
+    let progress = metadata.begin_progress(cache).map_err(|why| named(why, name))?;
     queue_copies()?;
-    metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache)).map_err(named)?;
+    metadata.check_copies_queued(cache.pool(), CopiesIn::Cache(cache)).map_err(|why| named(why, name))?;
     Ok(progress)
+}
+
+/// The refusal of a step by one of the caches.
+pub(super) fn named(mut why: Violation, name: &str) -> Violation {
+    why.given.push_str(&format!(", in the cache of {name}"));
+    why
 }

@@ -460,7 +460,7 @@ fn outputs_in_memory_of_the_layer_are_refused_and_the_rank_stays() {
         let (stream, mut attention, mut sequence) = rank_behind_a_prompt(rank, &simple(2));
         let graphs = &mut attention.capture(&stream, [1], 60).unwrap();
         for form in 0..3 {
-            let cached = attention.cache().layer(0).unwrap().key.clone();
+            let cached = [0, LAYERS - 1].map(|layer| attention.cache().layer(layer).unwrap().key.clone());
             let request = [BatchRequest::of(&sequence, 1)];
             let mut step = match form {
                 0 => attention.begin(&stream, &request).unwrap(),
@@ -469,9 +469,11 @@ fn outputs_in_memory_of_the_layer_are_refused_and_the_rank_stays() {
             };
             let (rows, heads) = (step.rows().iter().map(|rows| rows.len()).sum(), if form == 1 { 4 } else { 2 });
             let (query, key) = (ones(&stream, rows, heads), ones(&stream, rows, 1));
-            let elements: usize = cached.shape().iter().product();
-            let of_cache = cached.reshape([elements / heads / DIM, heads, DIM]).unwrap().narrow(0, 0..rows).unwrap();
-            for mut output in [query.clone(), of_cache].into_iter().filter(|_| rows > 0) {
+            let of_caches = cached.map(|cached| {
+                let elements: usize = cached.shape().iter().product();
+                cached.reshape([elements / heads / DIM, heads, DIM]).unwrap().narrow(0, 0..rows).unwrap()
+            });
+            for mut output in of_caches.into_iter().chain([query.clone()]).filter(|_| rows > 0) {
                 let refused = step.forward_into(0, (&query, &key, &key), &mut output).unwrap_err();
                 assert!(refused.breaks(&rules::ARGUMENT_MEMORY), "{refused}");
             }

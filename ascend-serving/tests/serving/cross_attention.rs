@@ -225,11 +225,15 @@ fn what_cannot_be_is_refused_by_name() {
     drop((cut, grown));
 
     let encoded = [&one.encoded, &two.encoded];
+    let of_other = cross.cache().layer(1).unwrap().key.clone();
+    let of_other = of_other.reshape([of_other.len() / DIM, 1, DIM]).unwrap();
     let mut step = cross.begin(stream, &metadata, &encoded).unwrap();
     let query = |shape: [usize; 3]| {
         let zeros = vec![bf16::ZERO; shape.iter().product()];
         stream.upload(&zeros, shape).unwrap()
     };
+    let mut in_cache = of_other.narrow(0, 0..3).unwrap();
+    assert_eq!(rule(step.forward_into(0, &query([3, 1, DIM]), &mut in_cache)), &rules::ARGUMENT_MEMORY);
     assert_eq!(rule(step.forward(0, &query([2, 1, DIM]))), &rules::STEP_TOKENS);
     assert_eq!(rule(step.forward(0, &query([3, 2, DIM]))), &rules::STEP_HEADS);
     assert_eq!(rule(step.forward(0, &query([3, 1, 32]))), &rules::STEP_HEADS);

@@ -106,3 +106,25 @@ fn a_scale_that_weighs_nothing_is_refused_with_its_layer() {
         assert!(refused.to_string().contains("in layer 4"), "{refused}");
     }
 }
+
+/// Scales that are set behind a capture are not those of its graphs, which replay again once they are.
+#[test]
+fn graphs_refuse_steps_of_other_scales_than_their_capture() {
+    let stream = harness::stream();
+    let model = model(&stream);
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &GraphLimits::new([1], 400)).unwrap();
+    let own = model.shape().scale;
+    let mut model = model.layer_scales(|layer| if layer == 3 { 0.3 } else { own }).unwrap();
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = model.metadata(&[BatchRequest::of(&sequence, 1)], POLICY).unwrap();
+    assert!(!graphs.serves(&metadata));
+    let refused = graphs.begin(&stream, &mut metadata).unwrap_err();
+    assert!(refused.breaks(&rules::GRAPH_INPUTS), "{refused}");
+    assert!(refused.to_string().contains("the scale 0.3 of layer 3") && metadata.tokens() == 1, "{refused}");
+    let model = model.layer_scales(|_| own).unwrap();
+    assert!(graphs.serves(&metadata));
+    // Scales that are refused are not set, in no group.
+    model.layer_scales(|layer| if layer == 4 { 0.0 } else { 0.3 }).unwrap_err();
+    assert!(graphs.serves(&metadata));
+}

@@ -78,7 +78,17 @@ proptest! {
             let run = run.min(tokens - from).min(tokens - to);
             (0..run).map(move |at| (from + at, to + at))
         });
-        let moves: Vec<(usize, usize)> = moves.collect();
+        let drawn: Vec<(usize, usize)> = moves.collect();
+        let mut moves: Vec<(usize, usize)> = Vec::new();
+        for &(from, to) in &drawn {
+            if moves.iter().all(|&(source, target)| from != source && to != target && from != target) {
+                moves.push((from, to));
+            }
+        }
+        if moves != drawn {
+            let refused = attention.cache_mut().move_tokens(&stream, &sequence, drawn).unwrap_err();
+            prop_assert!(refused.breaks(&rules::SEQUENCE_MOVED), "{refused}");
+        }
         attention.cache_mut().move_tokens(&stream, &sequence, moves.iter().copied()).unwrap();
         for (from, to) in moves {
             names[to] = names[from];
@@ -160,6 +170,30 @@ fn tokens_that_have_moved_stay_until_their_sequence_is_cut() {
     moved(&mut attention, &sequence, &[(9, 8)]).unwrap_err();
     sequence.truncate(11).unwrap();
     moved(&mut attention, &sequence, &[(9, 8)]).unwrap();
+}
+
+/// A second pair that doubles a token, loses one or says the same again is refused, with what mends it.
+#[test]
+fn a_call_moves_each_token_once_and_to_a_position_of_its_own() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, Some(Cache::BnBsH), 1);
+    let mut sequence = Sequence::new(attention.cache().pool());
+    step(&stream, &mut attention, &mut sequence, &(0..12).collect::<Vec<_>>());
+    let cache = attention.cache_mut();
+    for (moves, second, fix) in [
+        ([(8, 7), (8, 7)], "from 8 to 7, behind one from 8 to 7", "name each pair once"),
+        ([(8, 7), (8, 6)], "from 8 to 6, behind one from 8 to 7", "compute it again"),
+        ([(8, 7), (9, 7)], "from 9 to 7, behind one from 8 to 7", "choose which of both tokens"),
+        ([(8, 7), (7, 6)], "from 7 to 6, behind one from 8 to 7", "in front of"),
+        ([(8, 8), (8, 7)], "from 8 to 7, behind one from 8 to 8", "compute it again"),
+    ] {
+        let refused = cache.move_tokens(&stream, &sequence, moves).unwrap_err();
+        assert!(refused.breaks(&rules::SEQUENCE_MOVED), "{refused}");
+        let text = refused.to_string();
+        assert!(text.contains(second) && text.contains(fix), "{text}");
+    }
+    // The fix of the last but one, after which nothing has moved: token 7 first.
+    cache.move_tokens(&stream, &sequence, [(7, 6), (8, 7)]).unwrap();
 }
 
 #[test]

@@ -41,7 +41,8 @@ fn by_channel(stream: &Stream) -> PagedKvCache<bf16> {
 }
 
 fn attention(cache: PagedKvCache<bf16>) -> Attention<bf16> {
-    let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::MLA).with(Backend::QUANTISED_MLA);
+    let backends =
+        Backends::none().with(Backend::QuantisedDecode).with(Backend::MLA_256_MIB).with(Backend::QUANTISED_MLA_256_MIB);
     Attention::new(AttentionShape::latent(HEADS), cache, backends)
 }
 
@@ -235,10 +236,10 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
         assert!(said.contains(words), "{said}");
     }
     let said = refused(quantised(), Queries::Absorbed);
-    assert!(said.contains("`Backend::QUANTISED_MLA`"), "{said}");
+    assert!(said.contains("`Backend::QUANTISED_MLA_256_MIB`"), "{said}");
     // Each backend has the caches of its name.
-    for (cache, words) in [(plain(), "add `Backend::MLA`"), (by_channel(&stream), "scales of channels")] {
-        let backends = Backends::none().with(Backend::QUANTISED_MLA);
+    for (cache, words) in [(plain(), "add `Backend::MLA_256_MIB`"), (by_channel(&stream), "scales of channels")] {
+        let backends = Backends::none().with(Backend::QUANTISED_MLA_256_MIB);
         let mut attention = Attention::new(AttentionShape::latent(HEADS), cache, backends);
         let mut sequence = attention.sequence();
         let said = reasons(step(&stream, &mut attention, &mut sequence, (3, 2), Queries::Plain));
@@ -283,6 +284,25 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     assert!(why.fix.contains("`LayerInputs::quantised_latent`"), "{why}");
     step.forward(0, inputs.shared_keys()).unwrap();
     step.end().unwrap();
+}
+
+/// Heads of zeros have a scale that divides; scales that leave no rotary part a number are refused.
+#[test]
+fn rotary_parts_stay_numbers_when_they_are_divided() {
+    let stream = harness::stream();
+    let (zeros, ropes) = (rows(&stream, 1, 2, HEADS, LATENT), rows(&stream, 2, 2, HEADS, ROPE));
+    zeros.clear(&stream).unwrap();
+    let quantise = |query: &Tensor<bf16>, latents: f32| {
+        let latents = LatentScale::new(latents).unwrap();
+        QuantisedQueries::quantise_on_host(&stream, Int8, (query, &ropes), latents)
+    };
+    let (queries, divided) = quantise(&zeros, 0.5).unwrap();
+    assert!(queries.scale().download(&stream).unwrap().iter().all(|scale| *scale == 1.0));
+    let [halves, ropes] = [&divided, &ropes].map(|tensor| tensor.download(&stream).unwrap());
+    assert!(halves.iter().zip(&ropes).all(|(half, rope)| half.to_f32() == rope.to_f32() / 0.5));
+    let why = violation(quantise(&rows(&stream, 1, 2, HEADS, LATENT), 2e-38));
+    assert_eq!(why.rule, &rules::QUANTISED_SCALE, "{why}");
+    assert!(why.given.contains("head 0 of token 0"), "{why}");
 }
 
 /// A head with a number that is none has no attention, and the check of ranges finds it; other heads are not touched.

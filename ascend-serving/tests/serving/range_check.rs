@@ -331,7 +331,7 @@ mod latent {
         let stream = harness::stream();
         let pad = PadPolicy::SkipNegative;
         let cache = PagedKvCache::new(stream.device(), 4, 128, CacheShape::latent(1), pad);
-        let backends = Backends::none().with(Backend::MLA);
+        let backends = Backends::none().with(Backend::MLA_256_MIB);
         let mut attention = Attention::<bf16>::new(AttentionShape::latent(HEADS), cache.unwrap(), backends);
         attention.set_range_check(RangeCheck::always()).unwrap();
         let settings = BatchSettings::of(attention.cache(), Causality::Causal);

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use ascend_attention::{Stream, bf16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
@@ -207,4 +207,43 @@ fn the_plans_of_a_step_are_within_the_limit_together() {
     assert!(both > of_first.total(1).max(of_second.total(1)));
     assert_eq!(served(Some(both)).0, names);
     assert_eq!(served(Some(both - 1)).0, ["split_decode", "fused"]);
+}
+
+/// What plans hold, a step holds for each scale of its layers: a backend serves all of them within the limit, or none.
+#[test]
+fn the_plans_of_all_scales_are_within_the_limit_together() {
+    let stream = harness::stream();
+    let served = |limit: usize, scales: [f64; 3]| {
+        let backends = StepBackend::Split.backends().memory_limit(limit, 1);
+        let shape = CacheShape::new(3, KV_HEADS, DIM);
+        let cache = PagedKvCache::new(stream.device(), 32, BLOCK_SIZE, shape, PadPolicy::SkipNegative).unwrap();
+        let attention = Attention::<bf16>::new(AttentionShape::new(HEADS, KV_HEADS, DIM), cache, backends);
+        let mut attention = attention.layer_scales(|layer| scales[layer]).unwrap();
+        let mut sequence = attention.sequence();
+        attention.grow(&stream, &mut sequence, 3 * BLOCK_SIZE).unwrap();
+        attention.cache().mark_computed(&sequence, sequence.len()).unwrap();
+        attention.grow(&stream, &mut sequence, 1).unwrap();
+        let batch = [BatchRequest::of(&sequence, 1)];
+        let metadata = attention.metadata(&batch, StatePolicy::default()).unwrap();
+        let choice = attention.backend_choice(&stream, &metadata, 0, None, None).unwrap();
+        let rows = |heads: usize| Tensor::empty(stream.device(), [1, heads, DIM]).unwrap();
+        let [query, key, value] = [HEADS, KV_HEADS, KV_HEADS].map(rows);
+        for tensor in [&query, &key, &value] {
+            tensor.clear(&stream).unwrap();
+        }
+        let mut step = attention.begin(&stream, &metadata).unwrap();
+        for layer in 0..3 {
+            step.forward(layer, (&query, &key, &value)).unwrap();
+        }
+        let plans = [0, 1, 2].map(|layer| step.selected(layer).unwrap());
+        assert_eq!(choice.served, Ok(plans[0].name));
+        (plans.map(|plan| plan.name), plans[0].plan.memory())
+    };
+    let (names, memory) = served(usize::MAX, [0.1; 3]);
+    assert!(names == ["split_decode"; 3] && memory.held > 0, "{names:?}, {memory:?}");
+    for (scales, count) in [([0.1; 3], 1), ([0.1, 0.2, 0.1], 2), ([0.1, 0.2, 0.3], 3)] {
+        let needed = memory.total(1) + (count - 1) * memory.held;
+        assert_eq!(served(needed, scales).0, ["split_decode"; 3], "{scales:?}");
+        assert_eq!(served(needed - 1, scales).0, ["fused"; 3], "{scales:?}");
+    }
 }

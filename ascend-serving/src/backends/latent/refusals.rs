@@ -44,7 +44,7 @@ pub(super) fn check_quantised_latents<T: Element>(layer: &LayerTensors<'_, T>) -
         ),
         None => (
             format!("a cache of {}", T::DTYPE),
-            "make the cache by `PagedKvCache::quantised_latents_as`, or add `Backend::MLA`",
+            "make the cache by `PagedKvCache::quantised_latents_as`, or add `Backend::MLA_256_MIB`",
         ),
     };
     Err(Violation::new(&rules::BACKEND_QUANTISED, given, "a cache of `PagedKvCache::quantised_latents_as`", fix))

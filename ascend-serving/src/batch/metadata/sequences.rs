@@ -120,6 +120,14 @@ impl AttentionMetadata {
         self.begin_progress_in(cache.pool(), Some(cache))
     }
 
+    /// Refuses a step that cannot begin in a cache now: what [`begin_progress`](Self::begin_progress) would refuse of
+    /// its sequences, and blocks whose copies are still to be queued.
+    pub(crate) fn check_begins(&self, cache: &Arc<CacheEntry>) -> Result<(), Violation> {
+        let mut requests = self.step_tokens();
+        requests.try_for_each(|(request, tokens)| cache.check(&format_args!("request {request}"), tokens))?;
+        self.check_copies_queued(cache.pool(), CopiesIn::Cache(cache))
+    }
+
     /// The pool of the sequences; `None` for requests without sequences.
     pub(crate) fn pool_of_sequences(&self) -> Option<&BlockPool> {
         self.sequences.pool.as_ref()

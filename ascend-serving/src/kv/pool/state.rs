@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::thread::ThreadId;
 
 use crate::kv::fence::Fence;
 
@@ -53,8 +52,6 @@ pub(super) struct State {
     pub(super) steps: VecDeque<Step>,
     /// Number of the first step in `steps`.
     pub(super) first_step: u64,
-    /// Threads that are querying fences.
-    pub(super) querying: Vec<ThreadId>,
     /// Held blocks whose tokens still have to be copied from another one.
     pub(super) uncopied: HashMap<usize, AwaitedCopy>,
     /// Number of the next copy.

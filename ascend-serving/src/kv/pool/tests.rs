@@ -9,21 +9,23 @@ use std::collections::HashMap;
 
 /// A queue that a test moves by hand.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ByHand {
+struct ByHand {
     queued: Arc<AtomicU64>,
     done: Arc<AtomicU64>,
 }
 
-pub(crate) struct Point(u64, Arc<AtomicU64>);
+struct Point(u64, Arc<AtomicU64>);
 
 impl Fence for Point {
     fn is_passed(&self) -> bool {
         self.1.load(Ordering::SeqCst) >= self.0
     }
+
+    fn wait(&self) {}
 }
 
 impl ByHand {
-    pub(crate) fn finish(&self) {
+    fn finish(&self) {
         self.done.store(u64::MAX, Ordering::SeqCst);
     }
     fn finish_to(&self, point: u64) {
@@ -32,10 +34,9 @@ impl ByHand {
 }
 
 impl FencedQueue for ByHand {
-    type Fence = Point;
-    fn fence(&self) -> Point {
+    fn fence(&self) -> Arc<dyn Fence> {
         let queued = self.queued.fetch_add(1, Ordering::SeqCst) + 1;
-        Point(queued, Arc::clone(&self.done))
+        Arc::new(Point(queued, Arc::clone(&self.done)))
     }
 }
 
@@ -76,7 +77,7 @@ fn a_block_read_by_a_step_in_flight_is_not_handed_out() {
     let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
     let queue = ByHand::default();
     let block = pool.allocate().unwrap();
-    let step = pool.begin_step(&queue);
+    let step = pool.begin_on(&queue);
     drop(block);
     let error = pool.allocate().unwrap_err();
     assert_eq!(error.given, "asked for 1 blocks; 0 free, 0 held, 1 waiting for steps in flight");
@@ -98,79 +99,18 @@ fn a_step_whose_end_cannot_be_told_yet_keeps_its_blocks_until_it_can() {
     #[derive(Default)]
     struct Unmarked(Arc<AtomicU64>);
     impl FencedQueue for Unmarked {
-        type Fence = Point;
-        fn fence(&self) -> Point {
-            Point(1, Arc::clone(&self.0))
+        fn fence(&self) -> Arc<dyn Fence> {
+            Arc::new(Point(1, Arc::clone(&self.0)))
         }
     }
     let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
     let queue = Unmarked::default();
     let block = pool.allocate().unwrap();
-    drop(pool.begin_step(&queue));
+    drop(pool.begin_on(&queue));
     drop(block);
     assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (1, 1));
     queue.0.store(1, Ordering::SeqCst);
     assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
-}
-
-#[test]
-fn a_fence_may_ask_its_pool() {
-    struct Curious(BlockPool, Arc<AtomicU64>);
-    impl Fence for Curious {
-        fn is_passed(&self) -> bool {
-            let (free, _) = (self.0.free_blocks(), self.0.held_blocks());
-            self.1.store(free as u64 + 1, Ordering::SeqCst);
-            self.0.steps_in_flight() == 1
-        }
-    }
-    impl Drop for Curious {
-        fn drop(&mut self) {
-            self.0.waiting_blocks();
-        }
-    }
-    struct Asking(BlockPool, Arc<AtomicU64>);
-    impl FencedQueue for Asking {
-        type Fence = Curious;
-        fn fence(&self) -> Curious {
-            Curious(self.0.clone(), Arc::clone(&self.1))
-        }
-    }
-    let pool = BlockPool::new(2, 16, PadPolicy::SkipNegative).unwrap();
-    let seen = Arc::new(AtomicU64::new(0));
-    let queue = Asking(pool.clone(), Arc::clone(&seen));
-    let block = pool.allocate().unwrap();
-    drop(pool.begin_step(&queue));
-    drop(block);
-    assert_eq!((pool.free_blocks(), pool.waiting_blocks()), (2, 0));
-    // The fence got the counts that were known while it was queried.
-    assert_eq!(seen.load(Ordering::SeqCst), 2);
-}
-
-#[test]
-fn a_fence_that_panics_is_asked_again() {
-    struct Panics(AtomicU64);
-    impl Fence for Panics {
-        fn is_passed(&self) -> bool {
-            if self.0.fetch_add(1, Ordering::SeqCst) == 0 {
-                std::panic::resume_unwind(Box::new("a bug of the fence's"));
-            }
-            true
-        }
-    }
-    struct PanickingQueue;
-    impl FencedQueue for PanickingQueue {
-        type Fence = Panics;
-        fn fence(&self) -> Panics {
-            Panics(AtomicU64::new(0))
-        }
-    }
-    let pool = BlockPool::new(1, 16, PadPolicy::SkipNegative).unwrap();
-    let block = pool.allocate().unwrap();
-    drop(pool.begin_step(&PanickingQueue));
-    drop(block);
-    let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pool.free_blocks()));
-    assert!(asked.is_err());
-    assert_eq!(pool.free_blocks(), 1);
 }
 
 #[derive(Clone, Debug)]
@@ -220,7 +160,7 @@ proptest! {
                 }
                 Act::Drop(n) if !held.is_empty() => { held.swap_remove(n % held.len()); }
                 Act::Begin => {
-                    open.push((steps, pool.begin_step(&queue)));
+                    open.push((steps, pool.begin_on(&queue)));
                     reading.insert(steps, (None, held.iter().map(Block::id).collect()));
                     steps += 1;
                 }

@@ -1,8 +1,9 @@
 //! Absorbed queries of latent attention, quantised on the host.
 
-use ascend_attention::{Element, Stream, Tensor};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
+use crate::rules;
 
 use super::latent_scale::LatentScale;
 use super::quantised_type::{QuantisedType, QueryType};
@@ -19,6 +20,9 @@ const LEAST_SCALE: f32 = 1e-20;
 /// sum of both products by them.
 ///
 /// A head with a number that is not finite gets a scale that is NaN, and its attention is NaN.
+///
+/// # Errors
+/// [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for rotary parts that are too large once they are divided.
 pub(crate) fn quantise_latent_queries<T: Element>(
     stream: &Stream,
     stored: QuantisedType,
@@ -39,14 +43,31 @@ pub(crate) fn quantise_latent_queries<T: Element>(
             *scale = f32::NAN;
         }
     }
-    for (scale, rope) in quantised.scales.iter().zip(ropes.chunks_mut(rope_dim.max(1))) {
+    let of_ropes = QueryType::of::<T>()?;
+    for (row, (scale, rope)) in quantised.scales.iter().zip(ropes.chunks_mut(rope_dim.max(1))).enumerate() {
         let both = f64::from(*scale) * f64::from(latents.to_f32());
-        rope.iter_mut().for_each(|x| *x = (f64::from(*x) / both) as f32);
+        for x in rope {
+            let divided = (f64::from(*x) / both) as f32;
+            if x.is_finite() && of_ropes.rounded(divided).is_infinite() {
+                let (token, head) = (row / heads.max(1), row % heads.max(1));
+                return Err(Violation::new(
+                    &rules::QUANTISED_SCALE,
+                    format_args!(
+                        "a rotary part {x} of head {head} of token {token}, divided by {both:e}, the scales of the \
+                         head and of the latents"
+                    ),
+                    format_args!("rotary parts that are numbers of {} once they are divided", T::DTYPE),
+                    "make the scale of the latents from a calibration (`LatentScale::covering`), and bring BF16",
+                )
+                .into());
+            }
+            *x = divided;
+        }
     }
     Ok((
         stream.upload(&quantised.quantised, query.shape())?,
         stream.upload(&quantised.scales, [tokens, heads])?,
-        QueryType::of::<T>()?.upload(stream, &ropes, query_rope.shape())?.typed()?,
+        of_ropes.upload(stream, &ropes, query_rope.shape())?.typed()?,
     ))
 }
 

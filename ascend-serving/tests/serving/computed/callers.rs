@@ -379,7 +379,8 @@ fn an_endless_list_of_moves_is_refused() {
     engine.add(&mut sequence, &names(1, 20));
     let stream = engine.stream.device().stream().unwrap();
     let cache = engine.attention.cache_mut();
-    let why = cache.move_tokens(&stream, &sequence, std::iter::repeat((1, 0)));
-    let why = why.unwrap_err();
+    let why = cache.move_tokens(&stream, &sequence, std::iter::repeat((1, 0))).unwrap_err();
+    assert!(why.breaks(&rules::SEQUENCE_MOVED), "{why}");
+    let why = cache.move_tokens(&stream, &sequence, (0..).map(|token| (token, token))).unwrap_err();
     assert!(why.breaks(&rules::SEQUENCE_LENGTH), "{why}");
 }

@@ -3,11 +3,12 @@
 use crate::grouped_layers::{HEADS, KV_HEADS, POLICY, attention, attention_over, model, shape};
 use crate::harness;
 use crate::tokens::{DIM, dense, packed};
+use ascend_attention::spec::Rule;
 use ascend_attention::{FusedInferAttention, Graph, Layout, Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
-    GraphLimits, rules,
+    Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings,
+    Causality, Error, GraphLimits, rules,
 };
 use std::num::NonZeroUsize;
 
@@ -338,6 +339,51 @@ fn graphs_serve_a_step_if_its_padding_fits_too() {
     let long = BatchRequest::of(&sequences[0], 1);
     let long = AttentionMetadata::new(&[long], settings).unwrap();
     assert!(!graphs.serves(&long), "301 keys of at most 300");
+}
+
+/// Graphs serve no step that they would not begin, whatever became of its sequence, and the next right one.
+#[test]
+fn steps_that_graphs_serve_begin() {
+    let stream = harness::stream();
+    let mut attention = attention(&stream, 1, 8);
+    let mut graphs = attention.capture(&stream, Causality::Causal, &GraphLimits::new([1], 300)).unwrap();
+    let refuse = |graphs: &mut AttentionGraphs<bf16>, metadata: &AttentionMetadata, rule: &'static Rule| {
+        assert!(!graphs.serves(metadata), "{rule:?}");
+        let refused = graphs.begin(&stream, &mut metadata.clone()).unwrap_err();
+        assert!(refused.breaks(rule), "{refused}");
+    };
+    let mut sequence = attention.sequence();
+    attention.grow(&stream, &mut sequence, 9).unwrap();
+    attention.cache().mark_computed(&sequence, 9).unwrap();
+    // Tokens have moved, and the sequence is not cut.
+    attention.cache_mut().move_tokens(&stream, &sequence, [(8, 7)]).unwrap();
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    let metadata = |attention: &Attention<bf16>, sequence: &Sequence| {
+        attention.metadata(&[BatchRequest::of(sequence, 1)], POLICY).unwrap()
+    };
+    refuse(&mut graphs, &metadata(&attention, &sequence), &rules::SEQUENCE_MOVED);
+    // Tokens in front of the step are not computed.
+    sequence.truncate(8).unwrap();
+    attention.grow(&stream, &mut sequence, 2).unwrap();
+    refuse(&mut graphs, &metadata(&attention, &sequence), &rules::SEQUENCE_GAP);
+    sequence.truncate(9).unwrap();
+    let mut own = metadata(&attention, &sequence);
+    // Another step of the sequence is in progress.
+    let step = attention.begin(&stream, &own).unwrap();
+    refuse(&mut graphs, &own, &rules::SEQUENCE_IN_PROGRESS);
+    drop(step);
+    let old = own.clone();
+    assert!(graphs.serves(&own));
+    let mut step = graphs.begin(&stream, &mut own).unwrap();
+    let [query, key, value] = tensors(&stream, &[8], 0);
+    step.forward(0, (&query, &key, &value)).unwrap();
+    step.end().unwrap();
+    refuse(&mut graphs, &old, &rules::SEQUENCE_COMPUTED);
+    attention.grow(&stream, &mut sequence, 1).unwrap();
+    refuse(&mut graphs, &old, &rules::SEQUENCE_CHANGED);
+    let next = metadata(&attention, &sequence);
+    drop(sequence);
+    refuse(&mut graphs, &next, &rules::BLOCK_GIVEN_BACK);
 }
 
 /// How a step ends that the next one, on another stream, has to wait for.

@@ -1,7 +1,7 @@
 //! One loop of layers serves steps with graphs and steps without.
 
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{PagedKvCache, Sequence};
+use ascend_serving::kv::Sequence;
 use ascend_serving::{BatchRequest, Causality, GraphLimits, Step, rules};
 use proptest::prelude::*;
 
@@ -94,6 +94,44 @@ fn a_step_without_graphs_has_nothing_to_fill_in_place() {
     check(&queue_layers(step, &stream, &[5, 6, 7], 1)[0][2 * HEADS * DIM..], &[5, 6, 7], 0, None, "advised");
 }
 
+/// The layers of a group have the same tensors: filled ahead for the next layer, they would be what the one before it
+/// computes.
+#[test]
+fn tensors_are_filled_for_one_layer_after_another() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let limits = GraphLimits::new([1], 300);
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &limits).unwrap();
+    let mut sequence = model.sequence();
+    model.grow(&stream, &mut sequence, 1).unwrap();
+    let mut metadata = model.metadata(&[BatchRequest::of(&sequence, 1)], POLICY).unwrap();
+    let mut step = graphs.begin(&stream, &mut metadata).unwrap();
+    // Layers 1 and 4 are one group, the others another.
+    for (layer, ahead, other) in [(1, 4, 0), (0, 2, 3)] {
+        let given = tensors(&stream, &[7], layer);
+        let own = step.tensors(layer).unwrap();
+        for (own, given) in [&own.query, &own.key, &own.value].into_iter().zip(&given) {
+            own.copy_from(&stream, given).unwrap();
+        }
+        let refused = step.tensors(ahead).map(drop).unwrap_err();
+        assert!(refused.breaks(&rules::STEP_IN_PLACE), "{refused}");
+        assert!(refused.to_string().contains(&format!("launch layer {layer} first")), "{refused}");
+        assert_eq!(rule(step.launch(ahead).map(drop)), &rules::STEP_IN_PLACE);
+        let [query, key, value] = &given;
+        assert_eq!(rule(step.forward(ahead, (query, key, value)).map(drop)), &rules::STEP_IN_PLACE);
+        if layer == 1 {
+            step.tensors(other).unwrap();
+        }
+        let output = step.launch(layer).unwrap().download(&stream).unwrap();
+        check(&output, &[7], layer, None, "filled");
+        step.tensors(layer).unwrap();
+        let given = tensors(&stream, &[7], ahead);
+        let [query, key, value] = &given;
+        let output = step.forward(ahead, (query, key, value)).unwrap().download(&stream).unwrap();
+        check(&output, &[7], ahead, None, "behind it");
+    }
+}
+
 /// Outputs that no copy of a graph's fits are refused before anything is queued.
 #[test]
 fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
@@ -107,8 +145,7 @@ fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
     let mut sequence = attention.sequence();
     attention.grow(&stream, &mut sequence, 1).unwrap();
     let mut metadata = attention.metadata(&[BatchRequest::of(&sequence, 1)], POLICY).unwrap();
-    let keys = |cache: &PagedKvCache<bf16>, layer: usize| cache.layer(layer).unwrap().key.clone();
-    let [first, second] = [0, 1].map(|layer| keys(attention.cache(), layer));
+    let [first, second] = [0, 1].map(|layer| attention.cache().layer(layer).unwrap().key.clone());
     let mut step = graphs.begin(&stream, &mut metadata).unwrap();
     assert!(step.selected(0).is_none());
     let [query, key, value] = tensors(&stream, &[7, 0], 0);
@@ -116,15 +153,13 @@ fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
     let own = step.tensors(0).unwrap();
     let [own_query, own_output] = [own.query.clone(), own.output.clone()];
     let shape = [2, HEADS, DIM];
-    let cached = |keys: &Tensor<bf16>| {
-        let rows = keys.reshape([keys.len()]).unwrap().narrow(0, 0..2 * HEADS * DIM).unwrap();
-        rows.reshape(shape).unwrap()
-    };
     for (name, mut output) in [
         ("query", query.clone()),
         ("that of the graph", own_query),
         ("that of the graph", own_output),
         ("the cache", cached(&first)),
+        // The layer neither reads nor writes it.
+        ("the cache", cached(&second)),
         ("learnable_sink", around_sink),
     ] {
         let refused = step.forward_into(0, inputs, &mut output).unwrap_err();
@@ -134,11 +169,51 @@ fn outputs_of_callers_are_beside_what_a_replay_reads_and_writes() {
     assert_eq!(rule(step.forward_into(0, inputs, &mut narrow)), &rules::PLAN_TENSORS);
     let other = harness::runtime().device(1).unwrap();
     assert_eq!(blamed(step.forward_into(0, inputs, &mut Tensor::empty(&other, shape).unwrap())), "output");
-    assert!(first.download(&stream).unwrap().iter().all(|element| *element == bf16::ZERO));
-    // The keys of the other layer are not those that this one reads.
-    let mut output = cached(&second);
+    for keys in [first, second] {
+        assert!(keys.download(&stream).unwrap().iter().all(|element| *element == bf16::ZERO));
+    }
+    let mut output = Tensor::empty(stream.device(), shape).unwrap();
     step.forward_into(0, inputs, &mut output).unwrap();
     check(&output.download(&stream).unwrap()[..HEADS * DIM], &[7], 0, None, "of the caller");
+}
+
+/// The first elements of a cache, as the output of a step of two tokens.
+fn cached(keys: &Tensor<bf16>) -> Tensor<bf16> {
+    let rows = keys.reshape([keys.len()]).unwrap().narrow(0, 0..2 * HEADS * DIM).unwrap();
+    rows.reshape([2, HEADS, DIM]).unwrap()
+}
+
+/// Outputs over a cache of another layer or group are refused, without graphs and with them.
+#[test]
+fn outputs_of_callers_are_beside_every_cache_of_the_model() {
+    let stream = harness::stream();
+    let mut model = model(&stream);
+    let limits = GraphLimits::new([2], 300);
+    let mut graphs = model.capture_layers(&stream, |layer| model.mask(layer), &limits).unwrap();
+    let mut sequences = [model.sequence(), model.sequence()];
+    for sequence in &mut sequences {
+        model.grow(&stream, sequence, 1).unwrap();
+    }
+    let mut metadata = model.metadata(&sequences.each_ref().map(|own| BatchRequest::of(own, 1)), POLICY).unwrap();
+    let caches = model.groups().iter().map(|group| group.cache());
+    let layers = caches.flat_map(|cache| (0..cache.shape().layers).map(|layer| cache.layer(layer).unwrap()));
+    let caches: Vec<_> = layers.flat_map(|layer| [layer.key.clone(), layer.value.clone()]).collect();
+    assert_eq!(caches.len(), 2 * 5);
+    let inputs = |layer| tensors(&stream, &[7, 8], layer);
+    let refuse = |mut step: Step<'_, bf16>| {
+        for layer in 0..5 {
+            let [query, key, value] = inputs(layer);
+            for keys in &caches {
+                let refused = step.forward_into(layer, (&query, &key, &value), &mut cached(keys)).unwrap_err();
+                assert!(refused.breaks(&rules::ARGUMENT_MEMORY), "{refused}");
+            }
+        }
+    };
+    refuse(model.begin(&stream, &metadata).unwrap());
+    refuse(graphs.begin(&stream, &mut metadata).unwrap());
+    for keys in &caches {
+        assert!(keys.download(&stream).unwrap().iter().all(|element| *element == bf16::ZERO));
+    }
 }
 
 /// Outputs that no layer fills are refused before its keys are written.

@@ -36,7 +36,7 @@ fn attention(stream: &Stream, format: Cache, layers: usize, backends: Backends<b
 
 /// Backends of which one reads latents.
 fn backends() -> Backends<bf16> {
-    Backends::none().with(Backend::Fused).with(Backend::MLA).with(Backend::QUANTISED_MLA)
+    Backends::none().with(Backend::Fused).with(Backend::MLA_256_MIB).with(Backend::QUANTISED_MLA_256_MIB)
 }
 
 /// The inputs of a layer: absorbed queries and their rotary parts, latents and rotary keys.
@@ -368,7 +368,7 @@ fn calls_of_another_backend_read_latents_too() {
     let stream = harness::stream();
     let names = [3, 4, 5];
     let rows = Rows::of(&stream, &names, 0);
-    let outputs = [Backends::none().with(Backend::MLA), Backends::none().with(OwnLatents)].map(|backends| {
+    let outputs = [Backends::none().with(Backend::MLA_256_MIB), Backends::none().with(OwnLatents)].map(|backends| {
         let mut attention = attention(&stream, Cache::BnBsH, 1, backends);
         let mut sequence = Sequence::new(attention.cache().pool());
         attention.grow(&stream, &mut sequence, 8).unwrap();

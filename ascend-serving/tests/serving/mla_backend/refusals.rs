@@ -80,7 +80,7 @@ fn what_cannot_be_served_is_refused_with_its_reason() {
     let Some(stream) = harness::stream_of(Cann::V8_1) else {
         return;
     };
-    let mla = || Backends::none().with(Backend::MLA);
+    let mla = || Backends::none().with(Backend::MLA_256_MIB);
     let said = |error: Error| match error {
         Error::NoBackend { reasons, .. } => reasons,
         other => panic!("{other}"),
@@ -125,7 +125,7 @@ fn a_workspace_below_a_block_of_each_request_is_refused_over_nz() {
 fn masks_and_sinks_beside_latents_are_refused_with_what_mends_them() {
     let stream = harness::stream();
     let tried = |causality, more| {
-        let backends = Backends::none().with(Backend::NamedMask).with(Backend::MLA);
+        let backends = Backends::none().with(Backend::NamedMask).with(Backend::MLA_256_MIB);
         tried(&stream, backends, causality, (Cache::BnBsH, 1, 5), "absorbed", more)
     };
     let reasons = |causality, more| match tried(causality, more) {
@@ -239,7 +239,7 @@ fn tensors_of_other_decodes_are_refused() {
     let shape = CacheShape::latent(1);
     let cache = PagedKvCache::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative).unwrap();
     let settings = BatchSettings::of(&cache, Causality::Causal);
-    let backends = Backends::none().with(Backend::MLA);
+    let backends = Backends::none().with(Backend::MLA_256_MIB);
     let mut attention = Attention::<bf16>::new(AttentionShape::latent(2), cache, backends);
     let rows = |rows: usize, axes: [usize; 2]| -> Tensor<bf16> {
         let zeros = vec![bf16::ZERO; rows * axes[0] * axes[1]];
@@ -298,7 +298,7 @@ fn tensors_of_other_shapes_are_refused_by_name_before_keys_are_written() {
         let shape = CacheShape::latent(2);
         let cache = PagedKvCache::new(stream.device(), 4, 128, shape, PadPolicy::SkipNegative).unwrap();
         let settings = BatchSettings::of(&cache, Causality::Causal);
-        let backends = Backends::none().with(Backend::MLA);
+        let backends = Backends::none().with(Backend::MLA_256_MIB);
         let mut attention = Attention::<bf16>::new(AttentionShape::latent(2), cache, backends);
         let metadata = AttentionMetadata::new(&requests, settings).unwrap();
         let [rows, _, dim] = <[usize; 3]>::try_from(query.shape()).unwrap();
@@ -401,7 +401,7 @@ fn a_projection_may_run_the_plan_that_called_it() {
     // A backend that does not say that it reads latents is not asked for them.
     let error = StepPlan::new(&KeysAndValues, &step, &layer).unwrap_err();
     assert!(error.breaks(&rules::BACKEND_LATENT), "{error}");
-    let backends = Backends::none().with(Backend::MLA);
+    let backends = Backends::none().with(Backend::MLA_256_MIB);
     let selected = backends.plan(&step, &layer).unwrap();
     let nested = std::cell::Cell::new(0);
     let again = |_: &Stream, _: usize, _: Rows<'_>, to: &UpProjected<bf16>| -> Result<()> {
@@ -426,7 +426,7 @@ fn layers_of_a_group_may_have_latents() {
         let pad = PadPolicy::SkipNegative;
         PagedKvCache::<bf16>::new(stream.device(), 2, 128, CacheShape::latent(1), pad).unwrap()
     };
-    let (shape, backends) = (AttentionShape::latent(2), || Backends::none().with(Backend::MLA));
+    let (shape, backends) = (AttentionShape::latent(2), || Backends::none().with(Backend::MLA_256_MIB));
     let tensor = |axes: [usize; 2]| -> Tensor<bf16> {
         let rows = (0..3 * axes[0] * axes[1]).map(|at| bf16::from_f32((at % 7) as f32 / 8.0));
         let rows: Vec<bf16> = rows.collect();

@@ -51,7 +51,7 @@ fn planned(
         learnable_sink: None,
         latent: Some(latents),
     };
-    test(&StepPlan::new(&Backend::MLA, &step, &layer).unwrap(), layer);
+    test(&StepPlan::new(&Backend::MLA_256_MIB, &step, &layer).unwrap(), layer);
     stream.synchronize().unwrap();
 }
 

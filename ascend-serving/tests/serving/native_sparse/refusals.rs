@@ -147,18 +147,22 @@ fn outputs_of_other_shapes_or_shared_memory_are_refused_before_anything_is_writt
     let sequence = grown(&stream, &mut native, 3);
     let step_of = metadata(&native, &sequence, 3);
     let cached = native.cache().layer(0).unwrap().key.clone();
+    let of_other = native.cache().layer(1).unwrap().value.clone();
     let mut step = native.begin(&stream, &step_of).unwrap();
     let rows = LayerRows::of(&stream, &names(3), 0, &SMALL);
     let empty = |shape: [usize; 3]| Tensor::<bf16>::empty(stream.device(), shape).unwrap();
     let branch = || empty([3, HEADS, VALUE]);
-    let flat = cached.reshape([cached.len()]).unwrap();
-    let in_cache = flat.narrow(0, 0..3 * HEADS * VALUE).unwrap().reshape([3, HEADS, VALUE]).unwrap();
+    let [in_cache, in_other] = [&cached, &of_other].map(|cached| {
+        let flat = cached.reshape([cached.len()]).unwrap();
+        flat.narrow(0, 0..3 * HEADS * VALUE).unwrap().reshape([3, HEADS, VALUE]).unwrap()
+    });
     let own = branch();
     for (branches, rule, words) in [
         ((branch(), empty([3, HEADS, KEY]), branch()), &rules::PLAN_TENSORS, ["selected", "[3, 4, 128]"]),
         ((branch(), branch(), empty([4, HEADS, VALUE])), &rules::PLAN_TENSORS, ["window", "[3, 4, 128]"]),
         ((own.clone(), branch(), own.clone()), &rules::ARGUMENT_MEMORY, ["window", "compressed"]),
         ((in_cache, branch(), branch()), &rules::ARGUMENT_MEMORY, ["compressed", "the cache"]),
+        ((branch(), branch(), in_other), &rules::ARGUMENT_MEMORY, ["window", "the cache"]),
     ] {
         refused(step.forward_into(0, rows.tensors(), &mut branches.into()), rule, &words);
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ascend_attention::delta_rule::DeltaTensors;
-use ascend_attention::spec::Cann;
+use ascend_attention::spec::{Cann, Rule};
 use ascend_attention::sys::Api;
 use ascend_attention::sys::bindings::{aclError, aclmdlRI, aclrtStream};
 use ascend_attention::{Runtime, Stream, Tensor, bf16};
@@ -133,7 +133,7 @@ fn replayed_decodes_drafts_and_forks_are_the_recurrence() {
     }
 }
 
-fn is(outcome: Result<()>, rule: &'static ascend_attention::spec::Rule) {
+fn is(outcome: Result<()>, rule: &'static Rule) {
     match outcome {
         Err(refused) => assert!(refused.breaks(rule), "{refused}"),
         Ok(()) => panic!("not refused by {rule:?}"),
@@ -159,6 +159,12 @@ fn metadata(attention: &Attention<bf16>, sequence: &Sequence, new: usize) -> Att
     attention.metadata(&[BatchRequest::of(sequence, new)], StatePolicy::default()).unwrap()
 }
 
+/// Graphs neither serve nor begin a step.
+fn refuse(graphs: &mut Graphs, stream: &Stream, mut metadata: AttentionMetadata, rule: &'static Rule) {
+    assert!(!graphs.graphs.serves(&metadata), "{rule:?}");
+    is(graphs.graphs.begin(stream, &mut metadata).map(drop), rule);
+}
+
 /// A replay that is forgotten, done twice, or done after its request was preempted or began anew.
 #[test]
 fn replays_that_do_not_go_on_from_their_states_are_refused() {
@@ -177,12 +183,12 @@ fn replays_that_do_not_go_on_from_their_states_are_refused() {
     graphs.queue(&stream, &mut padded, &[4], 0..LAYERS).unwrap();
     assert_eq!(attention.computed_tokens(&sequence).unwrap(), 4);
     // Twice: by the metadata that was padded, and as it was before.
-    for mut again in [padded, unpadded] {
-        is(graphs.graphs.begin(&stream, &mut again).map(drop), &rules::SEQUENCE_COMPUTED);
+    for again in [padded, unpadded] {
+        refuse(&mut graphs, &stream, again, &rules::SEQUENCE_COMPUTED);
     }
     let recomputed = [BatchRequest::of(&sequence, 1).recompute()];
-    let mut recomputed = attention.metadata(&recomputed, StatePolicy::default()).unwrap();
-    is(graphs.graphs.begin(&stream, &mut recomputed).map(drop), &rules::STATE_TOKENS);
+    let recomputed = attention.metadata(&recomputed, StatePolicy::default()).unwrap();
+    refuse(&mut graphs, &stream, recomputed, &rules::STATE_TOKENS);
 
     // On another stream than the pool's, or after the request was preempted, also where it has as many tokens again.
     attention.grow(&stream, &mut sequence, 1).unwrap();
@@ -190,7 +196,7 @@ fn replays_that_do_not_go_on_from_their_states_are_refused() {
     let elsewhere = stream.device().stream().unwrap();
     is(graphs.graphs.begin(&elsewhere, &mut next).map(drop), &rules::STATE_STREAM);
     sequence.truncate(0).unwrap();
-    is(graphs.graphs.begin(&stream, &mut next).map(drop), &rules::BLOCK_GIVEN_BACK);
+    refuse(&mut graphs, &stream, next.clone(), &rules::BLOCK_GIVEN_BACK);
     attention.grow(&stream, &mut sequence, 5).unwrap();
     assert!(graphs.graphs.begin(&stream, &mut next).is_err());
 
@@ -209,7 +215,7 @@ fn replays_that_do_not_go_on_from_their_states_are_refused() {
         };
         let ended = ended.unwrap_err();
         assert!(ended.breaks(&rules::STEP_LAYERS_MISSING) && ended.to_string().contains("truncate"), "{ended}");
-        is(graphs.graphs.begin(&stream, &mut broken).map(drop), &rules::STATE_TORN);
+        refuse(&mut graphs, &stream, broken.clone(), &rules::STATE_TORN);
         is(attention.begin(&stream, &broken).map(drop), &rules::STATE_TORN);
         is(attention.grow(&stream, &mut sequence, 1), &rules::STATE_TORN);
         sequence.truncate(0).unwrap();
@@ -352,6 +358,11 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.forward_into(layer, rows.tensors(&value), &mut narrow), &rules::PLAN_TENSORS);
     let mut of_graph = step.linear_tensors().unwrap().output.clone();
     is(step.forward_into(layer, rows.tensors(&value), &mut of_graph), &rules::ARGUMENT_MEMORY);
+    // The windows of the other layer.
+    let windows = attention.states().unwrap().windows(1).unwrap();
+    let of_states = windows.reshape([windows.len()]).unwrap().narrow(0, 0..of_graph.len()).unwrap();
+    let mut of_states = of_states.reshape(of_graph.shape()).unwrap().typed().unwrap();
+    is(step.forward_into(layer, rows.tensors(&value), &mut of_states), &rules::ARGUMENT_MEMORY);
     step.forward(layer, rows.tensors(&value)).unwrap();
     is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_LAYER_REPEATED);
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);

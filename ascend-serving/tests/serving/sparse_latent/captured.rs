@@ -128,6 +128,14 @@ fn steps_beyond_the_capture_leave_the_metadata_as_it_was() {
         refused(graphs.begin(&mut sparse, &stream, &mut metadata).map(drop), rule, &[word]);
         assert_eq!(metadata.tokens(), tokens);
     }
+    // Nor a step of a sequence that was not cut behind tokens that moved.
+    let mut moved = sequence(&stream, &mut sparse, 10, 0);
+    sparse.move_tokens(&stream, &moved, [(9, 8)]).unwrap();
+    sparse.grow(&stream, &mut moved, 1).unwrap();
+    let mut metadata = step_of(&sparse, &[(&moved, 1)]);
+    assert!(!graphs.serves(&metadata));
+    let words = ["in the cache of latents"];
+    refused(graphs.begin(&mut sparse, &stream, &mut metadata).map(drop), &rules::SEQUENCE_MOVED, &words);
     // Graphs replay no steps of other caches.
     let mut other = sparse_latent(&stream, &MODEL);
     let mut metadata = step_of(&sparse, &[(&short, 1)]);

@@ -225,7 +225,7 @@ fn outputs_of_other_shapes_or_shared_memory_are_refused_before_anything_is_writt
     let stream = harness::stream();
     let mut sparse = sparse_latent(&stream, &MODEL);
     let (_sequence, metadata) = request(&stream, &mut sparse);
-    let cached = sparse.latents().layer(0).unwrap().key.clone();
+    let [cached, of_other] = [0, 1].map(|layer| sparse.latents().layer(layer).unwrap().key.clone());
     let mut step = sparse.begin(&stream, &metadata).unwrap();
     let choice = choose(&mut step, &stream, 0);
     let rows = LayerRows::of(&stream, &names(), 0);
@@ -235,8 +235,10 @@ fn outputs_of_other_shapes_or_shared_memory_are_refused_before_anything_is_writt
     for wrong in [empty(&[TOKENS, HEADS, 128]), empty(&[TOKENS + 1, HEADS, 512]), wide.narrow(1, 0..HEADS).unwrap()] {
         refused(step.forward_into(0, inputs, &mut wrong.clone()), &rules::PLAN_TENSORS, &["output", "[3, 2, 512]"]);
     }
-    let in_cache = cached.reshape([cached.len() / 1024, HEADS, 512]).unwrap().narrow(0, 0..TOKENS).unwrap();
-    for (mut shared, words) in [(rows.query.clone(), "query"), (in_cache, "the cache")] {
+    let [in_cache, in_other] = [&cached, &of_other]
+        .map(|cached| cached.reshape([cached.len() / 1024, HEADS, 512]).unwrap().narrow(0, 0..TOKENS).unwrap());
+    let shared = [(rows.query.clone(), "query"), (in_cache, "the cache"), (in_other, "the cache")];
+    for (mut shared, words) in shared {
         refused(step.forward_into(0, inputs, &mut shared), &rules::ARGUMENT_MEMORY, &["output", words]);
     }
     assert!(cached.download(&stream).unwrap().iter().all(|x| *x == bf16::ZERO));
