@@ -1,6 +1,5 @@
 //! The causal convolution of CANN: random calls against the definition in double precision, and refusals.
 
-use ascend_attention::case::{Tolerance, record_calls};
 use ascend_attention::fused_causal_conv::{FusedCausalConv1d, FusedConvSequence, FusedConvSequences};
 use ascend_attention::graph::{Capturing, Graph};
 use ascend_attention::spec::{Cann, Soc};
@@ -263,21 +262,4 @@ fn captured_launches_read_the_sequences_that_replace_theirs() {
         let text = sequences.overwrite(&stream, &others).unwrap_err().to_string();
         assert!(text.contains(words), "{text}");
     }
-}
-
-#[test]
-fn a_fault_that_recording_waits_for_is_that_of_the_launch() {
-    let stream = stream();
-    let x = filled(&stream, bf16::ONE, [3, CHANNELS]);
-    let inputs = (&x, &x, &filled(&stream, bf16::ONE, [1, 2, CHANNELS]));
-    let sequence = |rows| FusedConvSequence { rows, computed: 9, rejected: 0, lines: &[0] };
-    let sequences = FusedConvSequences::new(&stream, 2, &[sequence(2), sequence(1)]).unwrap();
-    let rule = FusedCausalConv1d::new().allow_lint("fused_conv.shared_line");
-    // The mode is that in which the call is prepared.
-    let _strict = ascend_emu::check_scope(ascend_emu::Check::Strict);
-    let plan = rule.plan(&sequences, inputs).unwrap();
-    let (outcome, calls) = record_calls(Tolerance::default(), || plan.launch(&stream, inputs).map(drop));
-    let text = outcome.unwrap_err().to_string();
-    assert!(text.contains("line 0 of sequences 0 and 1"), "{text}");
-    assert_eq!(calls.len(), 1);
 }

@@ -120,7 +120,7 @@ fn outputs_of_another_type_are_named_with_what_to_do() {
     ] {
         assert!(
             refused.contains("given attention_out: FLOAT elements, allowed: FLOAT16 elements")
-                && refused.contains("launch with the planned tensors"),
+                && refused.contains("launch with tensors of the planned type"),
             "{refused}"
         );
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ascend_attention::case::{Tolerance, record_calls};
 use ascend_attention::sys::bindings::{
     ACL_SUCCESS, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList,
 };
@@ -101,6 +102,16 @@ fn failures_of_launches_and_waits_are_named() {
     let error = output.attention.download(&stream).unwrap_err();
     assert!(matches!(&error, Error::Acl { status, .. } if status.0 == 507_015), "{error}");
     drop(output);
+    still_works(&stream);
+
+    // A recorded launch is waited for, and nothing else would show the fault.
+    let fault = inject(Site::Launch, 1, 507_015);
+    let launch = || plan.launch(&stream, (&query, &key, &value)).map(drop);
+    let (outcome, calls) = record_calls(Tolerance::default(), launch);
+    drop(fault);
+    let error = outcome.unwrap_err();
+    assert!(matches!(&error, Error::Acl { status, .. } if status.0 == 507_015), "{error}");
+    assert_eq!(calls.len(), 1);
     still_works(&stream);
 
     let late = inject(Site::Sync, 1, 507_046);

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ascend_spec::declared::{AnyArgument, AnyArguments};
-use ascend_spec::operator::DeclaredParameter;
+use ascend_spec::operator::{DeclaredParameter, Kind};
 use ascend_spec::{Cann, TensorDesc};
 
 use super::content::{Content, bytes_of, text};
@@ -109,7 +109,7 @@ impl LiveCall {
         }
         let copied = self.arguments.try_map(|argument, tensor| {
             let mut tensor = tensor.clone();
-            if argument.parameter.kind.is_output() {
+            if argument.parameter.kind == Kind::InOut {
                 let mut before = vec![0; bytes_of(&tensor.desc)];
                 tensor.read(argument, 0, &mut before)?;
                 tensor.before = Some(before);
