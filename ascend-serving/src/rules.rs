@@ -106,7 +106,7 @@ ascend_attention::spec::library_rules! {
         "move them by `SparseLatent::move_tokens`, which moves them in both caches";
     QUANTISED_SCALE = "quantised.scale",
         "the scales of a quantised cache are numbers of the query's type above 0, one for each layer, head and "
-        "element, and queries are quantised for the scale of their layer",
+        "element, and queries are quantised for the scale of their layer, with rotary parts that stay finite",
         "bring a finite scale above 0 for each layer, head and element; 1 for channels that are always 0";
     QUANTISED_FINITE = "quantised.finite",
         "numbers that scales are made of are finite",
@@ -275,8 +275,8 @@ ascend_attention::spec::library_rules! {
         "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "
         "and `LayerInputs` or query, key and value for the others";
     STEP_IN_PLACE = "step.in_place",
-        "tensors of layers are filled in place, and launched, in steps that are replayed from graphs, which have them, \
-         for one layer of a group after another",
+        "tensors of layers are filled in place, and launched, in steps that are replayed from graphs; of the layers of "
+        "a group, which share them, one after another",
         "bring the inputs of a layer to `Step::forward`, and the rows of its convolution to `Step::convolve`: every \
          step takes them";
     STATE_TYPE = "state.type", "layers of linear attention compute in BF16",

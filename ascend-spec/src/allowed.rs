@@ -197,7 +197,8 @@ fn between(index: usize, len: usize) -> &'static str {
     }
 }
 
-/// Checks that a tensor, if it is given, has a shape, by the rule of the number of axes and then by that of their sizes.
+/// Checks that a tensor, if it is given, has a shape, by the rule of the number of axes and then by that of their
+/// sizes.
 pub(crate) fn has_shape(
     [rank, sizes]: [&'static Rule; 2],
     name: &str,

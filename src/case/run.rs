@@ -11,6 +11,7 @@ use super::{Case, CaseArguments, CaseError, CaseTensor, Expect, Outcome, Verdict
 use crate::case_file::refusal_status;
 use crate::error::{Error, Result};
 use crate::ops::causal_conv1d::vouched_for;
+use crate::ops::fused_causal_conv1d::released;
 use crate::runtime::{Platform, Stream};
 use crate::tensor::AnyTensor;
 
@@ -42,9 +43,13 @@ impl<A: CaseArguments + Clone> Case<A> {
             let other = Violation::unsupported(format_args!("the operator as `{provider}` builds it"));
             return Ok(Outcome::of(Verdict::Unsupported(other)));
         }
-        if own.is_some()
-            && let Err(refusal) = vouched_for(stream.context().runtime())
-        {
+        let runtime = stream.context().runtime();
+        let vouched = match self.operator() {
+            DeclaredOperator::CausalConv1d => vouched_for(runtime),
+            DeclaredOperator::FusedCausalConv1d | DeclaredOperator::InplaceFusedCausalConv1d => released(runtime),
+            _ => Ok(()),
+        };
+        if let Err(refusal) = vouched {
             return Ok(Outcome::of(Verdict::Unsupported(refusal)));
         }
         let other = self.named_target().other_stream(stream)?;
@@ -59,6 +64,7 @@ impl<A: CaseArguments + Clone> Case<A> {
         }
         let mut lints = Vec::new();
         let checked = self.check(&described, version, target, &mut |lint| lints.push(lint));
+        self.lint_contents(&described, version, target, &mut |lint| lints.push(lint));
         let checked = checked.and_then(|()| {
             let drop_mask = described.tensors("drop_mask").first();
             let roomy = drop_mask.is_some_and(|mask| mask.shape.rank() == 1);
@@ -67,7 +73,6 @@ impl<A: CaseArguments + Clone> Case<A> {
             }
             self.check_contents(&described, version, target)
         });
-        self.lint_contents(&described, version, target, &mut |lint| lints.push(lint));
         if let Err(refusal) = checked {
             let status = Some(refusal.status());
             return expectation.outcome_of(refusal.into(), status);

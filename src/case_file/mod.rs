@@ -502,6 +502,11 @@ impl<A: CaseArguments> Case<A> {
         {
             return wrong("the strides of a pool are one for each of its axes: give as many");
         }
+        let has_strides =
+            ["state_strides", "conv_states_strides"].into_iter().any(|key| metadata::takes(operator, key));
+        if self.state_strides.is_some() && !has_strides {
+            return wrong("the operator reads no pool by strides: leave `state_strides` out");
+        }
         let mut tensors = arguments.each_tensor();
         if tensors.any(|(argument, _)| !is_input(operator, argument.parameter)) {
             return wrong("outputs are no arguments of a case: what they should be is expected of them");

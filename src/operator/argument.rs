@@ -27,7 +27,7 @@ pub trait Parameter: DeclaredParameter {
 
 /// The tensors of a call or a launch.
 pub(crate) trait Tensors<P> {
-    /// Calls `visit` with each tensor, outputs first and lists in their order, until it fails.
+    /// Calls `visit` with each tensor, those that are written first and lists in their order, until it fails.
     fn each<'t>(&'t self, visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>) -> Result<()>;
 }
 

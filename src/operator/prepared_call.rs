@@ -210,8 +210,6 @@ impl<P: Parameter> PreparedCall<P> {
         self.context.admits("stream", queue.context())?;
         let mut given = 0usize;
         let mut written: SmallVec<[(P, Range<usize>); 4]> = SmallVec::new();
-        // Whether a tensor that is updated in place comes behind one that is read.
-        let mut is_late = false;
         tensors.each(|argument, tensor| {
             let index = self.position(given, argument);
             given += 1;
@@ -229,20 +227,11 @@ impl<P: Parameter> PreparedCall<P> {
             }
             apart(&written, parameter, &at)?;
             if writes {
-                is_late |= given > written.len() + 1;
+                debug_assert_eq!(given, written.len() + 1, "{} comes behind a tensor that is read", parameter.noun());
                 written.push((parameter, at));
             }
             Ok(())
         })?;
-        if is_late {
-            tensors.each(|argument, tensor| {
-                let start = tensor.as_raw().addr();
-                match argument.is_output() {
-                    true => Ok(()),
-                    false => apart(&written, argument.parameter, &(start..start.saturating_add(reach(tensor.desc())))),
-                }
-            })?;
-        }
         if given != self.planned.len() {
             return Err(self.missing(tensors, true));
         }

@@ -167,8 +167,12 @@ impl ConvSequences {
         if sequences.len() != count || self.accepted {
             let kind = if self.accepted { "sequences with accepted counts" } else { "sequences" };
             let given = format_args!("{} in place of {count} {kind}", sequences.len());
-            return Err(Error::invalid("sequences", given, format_args!("{count}, without counts"))
-                .fix("fill up with sequences without rows, and make those with counts anew"));
+            return Err(Error::invalid("sequences", given, format_args!("{count}, without counts")).fix(
+                match sequences.len() > count {
+                    true => "make the sequences anew, with room for as many, or divide the step",
+                    false => "fill up with sequences without rows, and make those with counts anew",
+                },
+            ));
         }
         self.each().into_iter().try_for_each(|(_, tensor)| tensor.on("sequences", stream.context()))?;
         let [starts, lines, history] = numbers_of(sequences)?.map(|numbers| wide(&numbers));
@@ -346,10 +350,10 @@ impl<'a, T: Element> ConvInputs<'a, T> {
 
     fn each(&self) -> impl Iterator<Item = (Parameter, &'a AnyTensor)> {
         let given: [(_, Option<&'a AnyTensor>); 4] = [
+            (Parameter::ConvStates, Some(self.lines)),
             (Parameter::X, Some(self.x)),
             (Parameter::Weight, Some(self.weight)),
             (Parameter::Bias, self.bias.map(|bias| &**bias)),
-            (Parameter::ConvStates, Some(self.lines)),
         ];
         given.into_iter().filter_map(|(parameter, tensor)| Some((parameter, tensor?)))
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::convolution::ConvProblem;
 use ascend_spec::ops::fused_causal_conv1d::{FusedConvCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, Violation, fused_causal_conv1d_arguments};
+use ascend_spec::{Cann, Release, TensorDesc, Violation, fused_causal_conv1d_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
@@ -20,7 +20,7 @@ use crate::ops::causal_conv1d::{ConvCheck, NO_LINE};
 use crate::ops::delta_rule::{narrow, number, too_many_values, wide};
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Queue, ReplayCheck, Runtime, Stream};
+use crate::runtime::{Platform, Queue, ReplayCheck, Runtime, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -86,8 +86,8 @@ impl FusedConvSequences {
     /// behind it, and goes on from the line of the block of its last row.
     ///
     /// # Errors
-    /// As for [`Self::new`], for a sequence without a line for each block, also of rejected rows, and for blocks of
-    /// fewer than 2 tokens.
+    /// As for [`Self::new`], for a sequence without a line for each block, also of rejected rows, for lines of blocks that
+    /// are written and had by another block, and for blocks of fewer than 2 tokens.
     pub fn in_blocks(
         stream: &Stream,
         line_rows: usize,
@@ -124,13 +124,12 @@ impl FusedConvSequences {
     }
 
     /// Waits for a stream, then replaces the sequences by as many others, with as many rows in all: plans, and launches
-    /// that were captured, read the new ones. Other streams that use the sequences have to be waited for before. Where
-    /// none of the first sequences has more than 8 rows, none of these may have more than the longest of them. Each has
-    /// at least one row.
+    /// that were captured, read the new ones. Other streams that use the sequences have to be waited for before. Each
+    /// has at least one row, and none more than the longest of the first ones.
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and as for
-    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with no more blocks than the first sequences had lines at most;
+    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with as many blocks as the longest list of lines of the first ones;
     /// [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, or a captured
     /// launch of such a plan, for as long as the plan or the graph is there. Nothing is replaced then.
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
@@ -143,6 +142,7 @@ impl FusedConvSequences {
         if sequences.len() != count {
             let given = format_args!("{} in place of {count} sequences", sequences.len());
             return Err(Error::invalid("sequences", given, count).fix(match self.block_size {
+                _ if sequences.len() > count => "make the sequences anew, with room for as many, or divide the step",
                 None => "fill up with rows of padding, as sequences without a line",
                 Some(_) => "fill up with rows of padding, as sequences with scratch lines",
             }));
@@ -194,8 +194,7 @@ fn numbers_of(
         starts.push(number("rows", end)?);
         let before = sequence.computed.saturating_add(sequence.rejected);
         let tokens = sequence.computed.saturating_add(sequence.rows);
-        let blocks = block_size.map(|size| tokens.max(before).div_ceil(size).max(1));
-        admits_lines(index, sequence, blocks, columns)?;
+        admits_lines(index, sequence, block_size.map(|size| blocks_of(sequence, size)), columns)?;
         let line = |line: Option<&usize>| line.map_or(Ok(NO_LINE), |&line| number("lines", line));
         if let Some(size) = block_size {
             lines.push(line(sequence.lines.get(before.saturating_sub(1) / size))?);
@@ -226,30 +225,39 @@ fn numbers_of(
 /// Refuses blocks of which one sequence writes the line of a block that another one has, or that it has itself: rows
 /// that are kept for others, or for a later call, would be lost.
 fn apart(size: usize, sequences: &[FusedConvSequence<'_>]) -> Result<()> {
-    let blocks = |sequence: &FusedConvSequence<'_>| sequence.computed.saturating_add(sequence.rows).div_ceil(size);
-    let each = |from_written: bool| {
+    // The line of each block from a first one on, with the numbers of its sequence and block.
+    let lines_from = |first: fn(usize, usize) -> usize| {
         sequences.iter().enumerate().flat_map(move |(index, sequence)| {
-            let first = if from_written { sequence.computed / size } else { 0 };
-            let own = sequence.lines.iter().enumerate().take(blocks(sequence)).skip(first);
-            own.map(move |(block, &line)| (line, (index, block)))
+            let first = first(sequence.computed, size);
+            let lines = sequence.lines.iter().enumerate().take(blocks_of(sequence, size)).skip(first);
+            lines.map(move |(block, &line)| (line, (index, block)))
         })
     };
-    let writers: HashMap<_, _> = each(true).collect();
-    let shared = each(false).find_map(|(line, has)| {
-        let writer = writers.get(&line).filter(|writer| **writer != has)?;
-        Some((line, *writer, has))
+    let writers: HashMap<_, _> = lines_from(|computed, size| computed / size).collect();
+    let shared = lines_from(|_, _| 0).find_map(|(line, reader)| {
+        let writer = writers.get(&line).filter(|writer| **writer != reader)?;
+        Some((line, *writer, reader))
     });
-    shared.map_or(Ok(()), |(line, (writer, block), (other, its))| {
+    shared.map_or(Ok(()), |(line, (writer, written), (reader, block))| {
         let given =
-            format_args!("line {line} of block {block} of sequence {writer} and block {its} of sequence {other}");
-        Err(Error::invalid("lines", given, "a line of its own for each block with a new row").fix(
-            "share lines of whole blocks that no sequence adds rows to, and copy a line that two sequences go on from",
-        ))
+            format_args!("line {line} of block {written} of sequence {writer} and block {block} of sequence {reader}");
+        Err(Error::invalid("lines", given, "a line of its own for each block with a new row").fix(match writer == reader {
+            true => "give each block of the sequence a line of its own",
+            false => {
+                "share lines of whole blocks that no sequence adds rows to, copy a line that two sequences go on from, \
+                 and give padding a scratch line of its own"
+            }
+        }))
     })
 }
 
-/// Refuses a sequence that has another number of lines than it needs: as many as `blocks`, for which a table of
-/// `columns` has room, and without blocks one or none.
+/// Blocks of the tokens of a sequence: those in front, its rows, and the rejected ones.
+fn blocks_of(sequence: &FusedConvSequence<'_>, size: usize) -> usize {
+    sequence.computed.saturating_add(sequence.rows.max(sequence.rejected)).div_ceil(size).max(1)
+}
+
+/// Refuses a sequence with fewer lines than `blocks`, or with more blocks than a table of `columns` has room for, and
+/// without blocks one with more than one line.
 fn admits_lines(index: usize, sequence: &FusedConvSequence<'_>, blocks: Option<usize>, columns: usize) -> Result<()> {
     let given = sequence.lines.len();
     let refused = |given: fmt::Arguments<'_>, allowed: fmt::Arguments<'_>| Error::invalid("lines", given, allowed);
@@ -338,8 +346,8 @@ impl FusedCausalConv1d {
         self
     }
 
-    /// Lets a call through that breaks this lint, such as `fused_conv.shared_line`. The strict emulation makes an error
-    /// of it at the launch.
+    /// Lets a call through that breaks this lint, such as `fused_conv.shared_line` of sequences without blocks. The
+    /// strict emulation makes an error of it at the launch.
     pub fn allow_lint(mut self, id: &str) -> Self {
         self.allowed.lint(id);
         self
@@ -352,8 +360,9 @@ impl FusedCausalConv1d {
     /// # Errors
     /// Before any function of the operator is called: [`Error::Violation`]; [`Error::UnknownProduct`],
     /// [`Error::MissingOperator`], [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for `x` of other than 2 axes, and
-    /// for lines of other rows than the sequences were made for, [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices.
-    /// After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
+    /// for lines of other rows than the sequences were made for,
+    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
+    /// [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnFusedCausalConv1dGetWorkspaceSize")]
     pub fn plan<'a, T: Element>(
         &self,
@@ -365,7 +374,6 @@ impl FusedCausalConv1d {
         let given = inputs.each(INPUTS).chain(sequences.each(FusedConvCall::CONTENTS));
         let tensors = named_tensors(&[], &[], given);
         phases_of(Version::V1).admit(context, Version::V1.info(), rules::PRODUCT.fix, tensors.iter().copied())?;
-        released(context.runtime())?;
         let call = self.call(sequences, &inputs)?;
         let call = FusedConvCall { y: call.output(), ..call };
         let recorded = AnyArguments::FusedCausalConv1d(call.to_arguments());
@@ -391,6 +399,7 @@ impl FusedCausalConv1d {
         sequences: &FusedConvSequences,
         inputs: &FusedConvInputs<'_, T>,
     ) -> Result<FusedConvCall> {
+        released(inputs.x.memory().context().runtime())?;
         if inputs.x.shape().len() != 2 {
             let given = format_args!("{:?}", inputs.x.shape());
             return Err(Error::invalid("x", given, "2 axes, the rows of all sequences and their channels")
@@ -434,25 +443,31 @@ impl FusedConvSequences {
     }
 }
 
-/// Refuses a beta of CANN 9.1, whose functions of these names have 15 arguments.
-pub(super) fn released(runtime: &Runtime) -> Result<(), Violation> {
-    match runtime.installed().version.as_deref() {
-        Some(version) if is_early(version) => {
-            Err(rules::PRODUCT
-                .broken(format_args!("CANN {version}, whose function has other arguments"), "9.1.0 or newer"))
+/// Refuses a CANN whose functions of these names may have 15 arguments, as those of a beta of 9.1 have.
+pub(crate) fn released(runtime: &Runtime) -> Result<(), Violation> {
+    let version = runtime.installed().version.as_deref();
+    let is_released = match version {
+        Some(version) => is_released(version),
+        None => runtime.platform() != Platform::Npu,
+    };
+    match is_released {
+        true => Ok(()),
+        false => {
+            let given =
+                format_args!("CANN {}, whose functions may have other arguments", version.unwrap_or("of no version"));
+            Err(rules::PRODUCT.broken(given, "9.1.0 or newer"))
         }
-        _ => Ok(()),
     }
 }
 
-/// Whether a version is one of 9.1 that came before 9.1.0.
-fn is_early(version: &str) -> bool {
-    let version = version.trim().to_lowercase();
-    version.starts_with("9.1") && ["alpha", "beta"].iter().any(|early| version.contains(early))
+/// Whether a version is none of those that came before 9.1.0, which have letters: `9.1.0-beta.1`, `9.1.T5`.
+fn is_released(version: &str) -> bool {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    Cann::of_version(version) != Some(Release::Known(Cann::V9_1)) || version.trim().split('.').all(is_number)
 }
 
 /// The parameters of [`FusedConvInputs`].
-const INPUTS: [Parameter; 3] = [Parameter::X, Parameter::Weight, Parameter::ConvStates];
+const INPUTS: [Parameter; 3] = [Parameter::ConvStates, Parameter::X, Parameter::Weight];
 
 /// What a launch reads, and the lines that it reads and writes. From rows, weights and lines.
 #[derive(Clone, Copy, Debug)]
@@ -472,9 +487,9 @@ impl<'a, T: Element> From<(&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>)> for Fus
 }
 
 impl<'a, T: Element> FusedConvInputs<'a, T> {
-    /// Rows, weights and lines by the names that an operator has for them.
+    /// Lines, rows and weights by the names that an operator has for them: what is written comes first.
     pub(super) fn each<P>(&self, parameters: [P; 3]) -> impl Iterator<Item = (P, &'a AnyTensor)> {
-        let tensors: [&'a AnyTensor; 3] = [self.x, self.weight, self.lines];
+        let tensors: [&'a AnyTensor; 3] = [self.lines, self.x, self.weight];
         parameters.into_iter().zip(tensors)
     }
 }
@@ -534,12 +549,14 @@ impl Operation for FusedConvOperation {
 
 #[cfg(test)]
 mod tests {
-    use super::is_early;
+    use super::is_released;
 
     #[test]
-    fn betas_of_the_first_release_have_other_arguments() {
-        let early = ["9.1.0-beta.1", "9.1.0.beta1", "9.1.RC1.alpha002", " 9.1.0.Beta1"];
-        assert!(early.into_iter().all(is_early));
-        assert!(!["9.1.0", "9.1.RC1", "9.1.1", "9.2.0-beta.1", "8.5.0.alpha001", ""].into_iter().any(is_early));
+    fn versions_before_the_first_release_may_have_other_arguments() {
+        let early =
+            ["9.1.0-beta.1", "9.1.0.beta1", "9.1.RC1.alpha002", " 9.1.0.Beta1", "9.1.T5.0.B117", "9.1.1-beta.1"];
+        assert!(!early.into_iter().any(is_released));
+        let others = ["9.1.0", "9.1", "9.1.1\n", "9.2.0-beta.1", "9.10.0-beta", "8.5.0.alpha001", ""];
+        assert!(others.into_iter().all(is_released));
     }
 }

@@ -11,7 +11,7 @@ use ascend_spec::ops::inplace_fused_causal_conv1d::{InplaceFusedConvCall, Parame
 use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::fused_causal_conv1d::{FusedCausalConv1d, FusedConvInputs, FusedConvSequences, released};
+use crate::ops::fused_causal_conv1d::{FusedCausalConv1d, FusedConvInputs, FusedConvSequences};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, ReplayCheck};
 
@@ -21,20 +21,35 @@ entry_points! {
 }
 
 /// The parameters of [`FusedConvInputs`].
-const INPUTS: [Parameter; 3] = [Parameter::X, Parameter::Weight, Parameter::ConvStates];
+const INPUTS: [Parameter; 3] = [Parameter::ConvStates, Parameter::X, Parameter::Weight];
+
+/// A call of InplaceFusedCausalConv1d: [`FusedCausalConv1d`] that writes the outputs to its rows. From
+/// [`FusedCausalConv1d::in_place`].
+///
+/// Source: aclnnInplaceFusedCausalConv1d, for Ascend 950 since CANN 9.1.
+#[derive(Clone, Debug, Default)]
+#[must_use = "a description does nothing until planned"]
+pub struct InplaceFusedCausalConv1d(FusedCausalConv1d);
 
 impl FusedCausalConv1d {
-    /// As [`plan`](Self::plan), of launches that write the outputs to their rows: a second launch convolves the outputs
-    /// of the first.
+    /// The call that writes the outputs to its rows: a second launch convolves the outputs of the first.
+    pub fn in_place(self) -> InplaceFusedCausalConv1d {
+        InplaceFusedCausalConv1d(self)
+    }
+}
+
+impl InplaceFusedCausalConv1d {
+    /// As [`FusedCausalConv1d::plan`], of launches that write the outputs to their rows.
     ///
     /// # Errors
-    /// As for [`plan`](Self::plan).
+    /// As for [`FusedCausalConv1d::plan`].
     #[doc(alias = "aclnnInplaceFusedCausalConv1dGetWorkspaceSize")]
-    pub fn plan_in_place<'a, T: Element>(
+    pub fn plan<'a, T: Element>(
         &self,
         sequences: &FusedConvSequences,
         inputs: impl Into<FusedConvInputs<'a, T>>,
     ) -> Result<InplaceFusedConvPlan> {
+        let Self(rule) = self;
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
         let given = inputs.each(INPUTS).chain(sequences.each(InplaceFusedConvCall::CONTENTS));
@@ -45,13 +60,12 @@ impl FusedCausalConv1d {
             fused_causal_conv1d::rules::PRODUCT.fix,
             tensors.iter().copied(),
         )?;
-        released(context.runtime())?;
-        let call = InplaceFusedConvCall::from(self.call(sequences, &inputs)?);
+        let call = InplaceFusedConvCall::from(rule.call(sequences, &inputs)?);
         let recorded = AnyArguments::InplaceFusedCausalConv1d(call.to_arguments());
         InplaceFusedConvPlan::of_call(context, (&call, Version::V1), inputs.x, recorded, &tensors, || {
             let target = context.target()?;
             let problem = call.check(target)?;
-            let allowed = self.allowed().ids(lints_of::<fused_causal_conv1d::Version>)?;
+            let allowed = rule.allowed().ids(lints_of::<fused_causal_conv1d::Version>)?;
             call.lint(target, &allowed)?;
             let numbers = [sequences.require(problem, &allowed)?];
             Ok((InplaceFusedConvOperation { sequences: sequences.clone(), numbers }, problem.is_idle()))
@@ -59,7 +73,7 @@ impl FusedCausalConv1d {
     }
 }
 
-/// A call of InplaceFusedCausalConv1d that was checked and prepared. From [`FusedCausalConv1d::plan_in_place`].
+/// A call of InplaceFusedCausalConv1d that was checked and prepared. From [`InplaceFusedCausalConv1d::plan`].
 ///
 /// A launch reads and writes the rows and the lines. Of rows of a sequence without a line nothing is promised: the
 /// emulation leaves them as they are.

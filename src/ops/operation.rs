@@ -345,8 +345,9 @@ impl<O: Operation> Plan<O> {
         }
         let live = self.live(tensors).map(|live| match case_file::keeps_calls() {
             true => live.keep_contents(queue.stream()),
-            false => live,
+            false => Ok(live),
         });
+        let live = live.transpose()?;
         let outcome = checked.map(|checked| checked.launch());
         match (&outcome, live) {
             (_, None) => {}

@@ -201,6 +201,11 @@ impl StreamProgress {
         self.passed(number) || last >= number
     }
 
+    /// Keeps a fault that somebody else has received for the stream's next synchronisation.
+    pub(crate) fn keep_fault(&self, fault: Error) {
+        lock(&self.state).keep_fault(Err(fault));
+    }
+
     /// Takes the fault that [`StreamProgress::wait`] received.
     pub(super) fn take_fault(&self) -> Option<Error> {
         lock(&self.state).fault.take()

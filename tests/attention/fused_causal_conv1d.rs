@@ -89,7 +89,7 @@ proptest! {
             let inputs = (&on_device, &weights, &pool);
             let sequences = FusedConvSequences::new(&stream, line_rows, &sequences).unwrap();
             let y = if in_place {
-                rule.plan_in_place(&sequences, inputs).unwrap().launch(&stream, inputs).unwrap();
+                rule.clone().in_place().plan(&sequences, inputs).unwrap().launch(&stream, inputs).unwrap();
                 on_device.download(&stream).unwrap()
             } else {
                 rule.plan(&sequences, inputs).unwrap().launch(&stream, inputs).unwrap().download(&stream).unwrap()
@@ -219,7 +219,7 @@ fn sequences_that_lead_elsewhere_and_other_tensors_are_refused() {
     for inputs in [(&rows, &weight, &lines), (&x, &rows, &lines)] {
         let new = FusedCausalConv1d::new().plan(&sequences, inputs).unwrap();
         refused(new.launch(&stream, inputs).map(drop), "argument.memory");
-        let in_place = FusedCausalConv1d::new().plan_in_place(&sequences, inputs).unwrap();
+        let in_place = FusedCausalConv1d::new().in_place().plan(&sequences, inputs).unwrap();
         refused(in_place.launch(&stream, inputs), "argument.memory");
     }
 
@@ -262,4 +262,9 @@ fn captured_launches_read_the_sequences_that_replace_theirs() {
         let text = sequences.overwrite(&stream, &others).unwrap_err().to_string();
         assert!(text.contains(words), "{text}");
     }
+    // Nothing was replaced.
+    pool.overwrite(&stream, &fronts).unwrap();
+    let update = graph.update();
+    graph.launch(&stream, update).unwrap();
+    assert_eq!(y.download(&stream).unwrap(), got);
 }

@@ -12,8 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ascend_attention::case::{Tolerance, record_calls};
+use ascend_attention::fused_causal_conv::{FusedCausalConv1d, FusedConvSequence, FusedConvSequences};
+use ascend_attention::spec::Cann;
 use ascend_attention::sys::bindings::{
-    ACL_SUCCESS, aclDataType, aclFormat, aclIntArray, aclOpExecutor, aclTensor, aclTensorList,
+    ACL_SUCCESS, aclCANNPackageName, aclCANNPackageVersion, aclDataType, aclFormat, aclIntArray, aclOpExecutor,
+    aclTensor, aclTensorList,
 };
 use ascend_attention::sys::{Api, Functions};
 use ascend_attention::{AclnnStatus, Error, Platform, Runtime, Tensor, f16};
@@ -74,6 +77,39 @@ fn a_missing_symbol_is_named_and_hurts_nothing_else() {
         drop(plan.launch(&stream, (&query, &key, &value)).unwrap());
     }
     still_works(&stream);
+}
+
+#[test]
+fn a_beta_whose_convolution_has_other_arguments_is_refused() {
+    unsafe extern "C" fn beta(_: aclCANNPackageName, version: *mut aclCANNPackageVersion) -> i32 {
+        // SAFETY: the caller gives a version to write to.
+        let version = unsafe { &mut (*version).version };
+        for (to, from) in version.iter_mut().zip(b"9.1.0-beta.1\0") {
+            *to = *from as c_char;
+        }
+        0
+    }
+    if harness::not_on_npu("the emulation is told to be another version") {
+        return;
+    }
+    let machine = ascend_emu::Machine::new("Ascend950PR_9599", Cann::V9_1).unwrap();
+    let table = ascend_emu::functions_of(&machine).unwrap();
+    let api = Api::from_functions(Functions { aclsysGetCANNVersion: Some(beta), ..table }, "a beta");
+    // SAFETY: the functions are the emulation's, but for one that says another version.
+    let stream = unsafe { Runtime::from_api(Arc::new(api)) }.unwrap().device(0).unwrap().stream().unwrap();
+    let ones = |shape: &[usize]| harness::filled(&stream, f16::ONE, shape);
+    let (x, lines) = (ones(&[3, 64]), ones(&[1, 2, 64]));
+    let sequence = FusedConvSequence { rows: 3, computed: 0, rejected: 0, lines: &[0] };
+    let sequences = FusedConvSequences::new(&stream, 2, &[sequence]).unwrap();
+    let rule = FusedCausalConv1d::new();
+    let plans = [
+        rule.plan(&sequences, (&x, &x, &lines)).map(drop),
+        rule.in_place().plan(&sequences, (&x, &x, &lines)).map(drop),
+    ];
+    for plan in plans {
+        let text = plan.unwrap_err().to_string();
+        assert!(text.contains("fused_conv.product") && text.contains("9.1.0-beta.1"), "{text}");
+    }
 }
 
 #[test]

@@ -14,7 +14,10 @@ use ascend_spec::{TensorDesc, causal_conv1d_arguments};
 
 checked_call! { CausalConvOperator: ConvProblem, target }
 
-convolves! { CausalConvOperator of CausalConvCall, numbers of CausalConvCall, bias Some(Parameter::Bias), y Y, updates ConvStates }
+convolves! {
+    CausalConvOperator of CausalConvCall,
+    numbers of CausalConvCall, bias Some(Parameter::Bias), y Y, updates ConvStates
+}
 
 c_functions! {
     causal_conv1d_arguments;

@@ -113,7 +113,8 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
         Elements::described(self.named(parameter.into(), addresses), &desc)
     }
 
-    /// Passes to the reader the weights, the bias, the rows that sequences have, and those of lines that they go on from.
+    /// Passes to the reader the weights, the bias, the rows that sequences have, and those of lines that they go on
+    /// from.
     ///
     /// # Safety
     ///
@@ -209,10 +210,13 @@ fn checked_runs<O: DeclaredOperator>(
     })
 }
 
-/// [`ConvOperator`] and `DeclaredOperator` of an operator that [`checked_call!`](super::checked_call::checked_call) makes
-/// of a call. `$numbers` is the call whose numbers it has, `$y` the parameter that is written.
+/// [`ConvOperator`] and `DeclaredOperator` of an operator that [`checked_call!`](super::checked_call::checked_call)
+/// makes of a call. `$numbers` is the call whose numbers it has, `$y` the parameter that is written.
 macro_rules! convolves {
-    ($operator:ident of $call:ident, numbers of $numbers:ident, bias $bias:expr, y $y:ident, updates $($updated:ident)+) => {
+    (
+        $operator:ident of $call:ident,
+        numbers of $numbers:ident, bias $bias:expr, y $y:ident, updates $($updated:ident)+
+    ) => {
         impl ConvOperator<{ $call::CONTENTS.len() }> for $operator {
             const PARAMETERS: Parameters<Parameter> = Parameters {
                 x: Parameter::X,
@@ -232,7 +236,9 @@ macro_rules! convolves {
                 self.check
             }
 
-            fn contents(numbers: &[Vec<i64>; $call::CONTENTS.len()]) -> ascend_spec::ops::convolution::ConvContents<'_> {
+            fn contents(
+                numbers: &[Vec<i64>; $call::CONTENTS.len()],
+            ) -> ascend_spec::ops::convolution::ConvContents<'_> {
                 $numbers::contents(numbers)
             }
         }

@@ -14,7 +14,10 @@ use ascend_spec::{TensorDesc, fused_causal_conv1d_arguments};
 
 checked_call! { FusedConvOperator: ConvProblem, target }
 
-convolves! { FusedConvOperator of FusedConvCall, numbers of FusedConvCall, bias None, y Y, updates ConvStates }
+convolves! {
+    FusedConvOperator of FusedConvCall,
+    numbers of FusedConvCall, bias None, y Y, updates ConvStates
+}
 
 c_functions! {
     fused_causal_conv1d_arguments;

@@ -15,7 +15,10 @@ use ascend_spec::{TensorDesc, inplace_fused_causal_conv1d_arguments};
 
 checked_call! { InplaceFusedConvOperator: ConvProblem, target }
 
-convolves! { InplaceFusedConvOperator of InplaceFusedConvCall, numbers of FusedConvCall, bias None, y X, updates X ConvStates }
+convolves! {
+    InplaceFusedConvOperator of InplaceFusedConvCall,
+    numbers of FusedConvCall, bias None, y X, updates X ConvStates
+}
 
 c_functions! {
     inplace_fused_causal_conv1d_arguments;

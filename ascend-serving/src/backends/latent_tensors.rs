@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ascend_attention::spec::Rule;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::error::Result;
 
@@ -108,7 +108,16 @@ pub(crate) enum LatentFormKind {
     QuantisedMixed,
 }
 
-impl<T: Element> LatentForm<'_, T> {
+impl<'a, T: Element> LatentForm<'a, T> {
+    /// The queries in the space of the latents and the output of the decodes of a mixed step.
+    pub(crate) fn mixed(&self) -> Option<(&'a AnyTensor, &'a Tensor<T>)> {
+        match *self {
+            Self::Mixed { absorbed, decoded, .. } => Some((absorbed, decoded)),
+            Self::QuantisedMixed { absorbed, decoded, .. } => Some((absorbed.query(), decoded)),
+            Self::Absorbed | Self::Quantised(_) | Self::Plain(_) => None,
+        }
+    }
+
     /// The kind of the form.
     pub(crate) fn kind(&self) -> LatentFormKind {
         match self {

@@ -51,7 +51,7 @@ impl QuantisedQueries {
     ///
     /// The scales are on the device, and nothing waits to look at them. A rotary part that is divided by a scale of 0,
     /// which aclnnDynamicQuant gives a head whose numbers are all 0, is no number, and the attention of a head with
-    /// one, or with a scale that is not finite, is NaN: bring 1 as the scale of such heads. A
+    /// one, or with a scale that is not finite, is NaN: bring 1 as the scale of heads whose numbers are all 0. A
     /// [`RangeCheck`](crate::RangeCheck) finds rotary parts that are not finite.
     ///
     /// # Errors

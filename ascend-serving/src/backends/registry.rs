@@ -117,9 +117,9 @@ impl<T: Element> Backends<T> {
 
     /// Refuses plans that need more than `bytes` bytes on the device besides the cache ([`StepPlan::memory`]) while
     /// `layers` layers are queued at the same time, such as all of the model: the next backend is tried then. The plans
-    /// of layers with one mask that [prefer](Self::prefer) several backends count together, and what they hold once for
-    /// each scale ([`Attention::layer_scales`](crate::Attention::layer_scales)) that the layers over the cache have;
-    /// those of another mask count alone.
+    /// of one mask are counted together, what they hold once for each scale
+    /// ([`Attention::layer_scales`](crate::Attention::layer_scales)) of the cache's layers. Plans of different masks are
+    /// not added up, and a capture counts those of each [preference](Self::prefer) alone.
     pub fn memory_limit(mut self, bytes: usize, layers: usize) -> Self {
         self.memory_limit = Some(MemoryLimit { bytes, layers });
         self

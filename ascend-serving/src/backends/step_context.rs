@@ -283,11 +283,7 @@ impl<'a, T: Element> LayerTensors<'a, T> {
 
     /// The absorbed queries of a mixed step, and where their output goes.
     pub(crate) fn mixed(&self) -> Option<(&'a AnyTensor, &'a Tensor<T>)> {
-        match self.latent?.form {
-            LatentForm::Mixed { absorbed, decoded, .. } => Some((absorbed, decoded)),
-            LatentForm::QuantisedMixed { absorbed, decoded, .. } => Some((absorbed.query(), decoded)),
-            LatentForm::Absorbed | LatentForm::Quantised(_) | LatentForm::Plain(_) => None,
-        }
+        self.latent?.form.mixed()
     }
 
     /// Refuses outputs that share memory with the layer's inputs, or with each other: where a layer has several calls,

@@ -268,7 +268,8 @@ impl<T: Element> AttentionGraphs<T> {
     /// than were declared, and its sequences and their states can take the step. Compute other steps without a graph.
     ///
     /// [`begin`](Self::begin) asks the same, and may refuse a step all the same for its stream, because the calls of a
-    /// backend of one's own depend on more than the size ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), or because
+    /// backend of one's own depend on more than the size ([`GRAPH_BACKEND`](crate::rules::GRAPH_BACKEND)), because a
+    /// named mask shows a token no key ([`MASK_ROWS`](crate::rules::MASK_ROWS)), on a thread that captures, or because
     /// there is no slot for a state that was forked after its growth
     /// ([`STATE_EXHAUSTED`](crate::rules::STATE_EXHAUSTED)).
     pub fn serves(&self, metadata: &AttentionMetadata) -> bool {
@@ -337,7 +338,8 @@ impl<T: Element> AttentionGraphs<T> {
     /// [`BLOCK_UNCOPIED`](crate::rules::BLOCK_UNCOPIED) where another cache of the pool has copied a block and this one
     /// has not ([`Attention::queue_pending_copies`]);
     /// [`SEQUENCE_CHANGED`](crate::rules::SEQUENCE_CHANGED), [`SEQUENCE_COMPUTED`](crate::rules::SEQUENCE_COMPUTED),
-    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP) and
+    /// [`SEQUENCE_IN_PROGRESS`](crate::rules::SEQUENCE_IN_PROGRESS), [`SEQUENCE_GAP`](crate::rules::SEQUENCE_GAP),
+    /// [`SEQUENCE_MOVED`](crate::rules::SEQUENCE_MOVED) and
     /// [`STEP_LAYERS_MISSING`](crate::rules::STEP_LAYERS_MISSING) as
     /// for [`Attention::begin`]; [`MASK_ROWS`](crate::rules::MASK_ROWS) for a token that a named mask shows no key,
     /// [`BLOCK_WINDOW`](crate::rules::BLOCK_WINDOW) for sequences that gave back what a layer shows,

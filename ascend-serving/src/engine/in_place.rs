@@ -15,9 +15,9 @@ use super::step::{DELTA_TENSORS, QUERY_KEY_VALUE, Step, StepCalls};
 
 impl<'a, T: Element> Step<'a, T> {
     /// The graph's tensors of a layer of attention in a step that is replayed, to be filled in place on the step's
-    /// stream before [`launch`](Self::launch). Padding rows may hold anything. All layers of a group have the same
-    /// tensors, which are lent for one layer after another: until it is queued no other layer of the group is, nor has
-    /// them.
+    /// stream before [`launch`](Self::launch). Padding rows may hold anything. The layers of a group share these
+    /// tensors: until this layer is queued, no other layer of its group can be queued, nor its tensors taken. A layer
+    /// whose tensors were not taken is launched on what is in them.
     ///
     /// # Errors
     /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs, and while the tensors are lent for a

@@ -66,8 +66,8 @@ impl<'a, T: Element> PlannedLayers<'a, T> {
     }
 
     /// Refuses an output of the caller over a cache of some group.
-    pub(super) fn check_beside(&self, output: &AnyTensor) -> Result<()> {
-        check_beside("output", output, self.groups.iter().map(|group| group.layers.cache.stored()))
+    pub(super) fn check_beside(&self, name: &'static str, output: &AnyTensor) -> Result<()> {
+        check_beside(name, output, self.groups.iter().map(|group| group.layers.cache.stored()))
     }
 
     /// The plan of a layer, and not that of layers that share its keys.

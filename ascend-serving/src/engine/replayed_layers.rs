@@ -50,8 +50,8 @@ const WEIGHTS_FIX: &str = "bring the tensor that `LinearCapture::convolutions` g
 
 impl<'a, T: Element> ReplayedLayers<'a, T> {
     /// Refuses an output of the caller over a cache of some group.
-    pub(super) fn check_beside(&self, output: &AnyTensor) -> Result<()> {
-        check_beside("output", output, self.groups.iter().map(CapturedGroup::stored))
+    pub(super) fn check_beside(&self, name: &'static str, output: &AnyTensor) -> Result<()> {
+        check_beside(name, output, self.groups.iter().map(CapturedGroup::stored))
     }
 
     /// The tensors of a layer of attention.
@@ -78,7 +78,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
                 &rules::STEP_IN_PLACE,
                 format_args!("layer {layer}, whose tensors were lent to be filled for layer {lent}"),
                 format_args!("layer {lent} queued before another one of its group"),
-                format_args!("launch layer {lent} first, and fill the tensors for layer {layer} behind that"),
+                format_args!("launch layer {lent} first, then queue layer {layer} or take its tensors"),
             )),
         }
     }

@@ -209,7 +209,8 @@ impl<'a, T: Element> Step<'a, T> {
     /// latents over another, and for other decays; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that
     /// shares memory with a tensor of the graph and is not in its own place, or of linear attention for rows that the
     /// convolution of another layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs
-    /// of linear attention with gaps; [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has
+    /// of linear attention with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are
+    /// lent for another layer ([`tensors`](Self::tensors)); [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has
     /// failed; as for [`GraphStep::launch`](crate::GraphStep::launch).
     ///
     /// [`CacheWrite::plan`]: crate::kv::CacheWrite::plan
@@ -319,7 +320,14 @@ impl<'a, T: Element> Step<'a, T> {
 
     /// Queues a layer, into a tensor of the caller or of the step, and returns it.
     fn queue(&mut self, layer: usize, inputs: &AnyLayerInputs<'_, T>, into: Option<&Tensor<T>>) -> Result<Tensor<T>> {
-        let outcome = self.check_beside(into).and_then(|()| match inputs {
+        let decoded = match inputs {
+            AnyLayerInputs::Attention(inputs) => inputs.latent.as_ref().and_then(|latent| latent.form.mixed()),
+            AnyLayerInputs::Linear(_) => None,
+        };
+        let beside = self
+            .check_beside("output", into)
+            .and_then(|()| self.check_beside("decoded", decoded.map(|(_, decoded)| decoded)));
+        let outcome = beside.and_then(|()| match inputs {
             AnyLayerInputs::Attention(inputs) => self.queue_attention(layer, inputs, into),
             AnyLayerInputs::Linear(tensors) => self.queue_linear(layer, tensors, into),
         });
@@ -342,16 +350,16 @@ impl<'a, T: Element> Step<'a, T> {
     }
 
     /// Refuses an output of the caller over a cache or the states of any layer, which others read.
-    fn check_beside(&self, into: Option<&Tensor<T>>) -> Result<()> {
-        let Some(output) = into else {
+    fn check_beside(&self, name: &'static str, output: Option<&Tensor<T>>) -> Result<()> {
+        let Some(output) = output else {
             return Ok(());
         };
         match &self.calls {
-            StepCalls::Planned(planned) => planned.check_beside(output)?,
-            StepCalls::Replayed(replayed) => replayed.check_beside(output)?,
+            StepCalls::Planned(planned) => planned.check_beside(name, output)?,
+            StepCalls::Replayed(replayed) => replayed.check_beside(name, output)?,
         }
         let states = self.leased.iter().flat_map(LeasedStates::stored);
-        apart("output", output, states.map(|states| ("the states", states)))
+        apart(name, output, states.map(|states| ("the states", states)))
     }
 
     fn queue_attention(

@@ -90,9 +90,9 @@ impl QuantisedLayer {
 impl<T: Element> PagedKvCache<T> {
     /// Queues copies of cached tokens of a sequence to other positions of it, in every layer: pairs of positions, from
     /// and to, one after another. Returns at once. The old contents of the target positions are lost; the other
-    /// positions, and the length, stay. A call moves each token once, and each to a position of its own, which an
-    /// earlier pair may have moved away: a repeated pair would say nothing new, and any other repeated position would
-    /// double or lose a token. Until the sequence is cut ([`Sequence::truncate`], also to its own length), it
+    /// positions, and the length, stay. A call names each source once and each target once; a target
+    /// may be the source of an earlier pair: a repeated pair would say nothing new, and any other repeated position
+    /// would double or lose a token. Until the sequence is cut ([`Sequence::truncate`], also to its own length), it
     /// gets no new tokens, which would see what was moved twice and what was rejected; and no later call moves a token
     /// from a position between the first and the last target of earlier ones, these included: the same pairs again
     /// would move what has come to their places meanwhile. Where a copy fails on the device, some layers are moved and
@@ -298,6 +298,9 @@ fn listed_moves(
                     (true, true) => "name each pair once",
                     (true, false) => "move the token to one position; compute it again where it is wanted twice",
                     (false, true) => "choose which of both tokens the position is to have, and name that one alone",
+                    (false, false) if by_source.contains_key(&to) => {
+                        "tokens cannot change places: move one of them, and compute the other again"
+                    }
                     (false, false) => {
                         "name the pair that moves a token away in front of the one that moves another there"
                     }

@@ -347,7 +347,7 @@ impl<T: Element> ContextStep<'_, T> {
     /// # Errors
     /// As for [`forward`](Self::forward); [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape
     /// than the query's, [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory
-    /// with an input, the layer's cache or the graph's output.
+    /// with an input, a cache of any layer or the graph's output.
     pub fn forward_into<'i>(
         &mut self,
         layer: usize,

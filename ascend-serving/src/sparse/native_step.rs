@@ -78,8 +78,8 @@ impl<T: Element> NativeStep<'_, T> {
     ///
     /// # Errors
     /// As for [`NativeStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
-    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with another, or with what the
-    /// layer reads or writes. Nothing is written then.
+    /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with another, with what the
+    /// layer reads or writes, or with a cache of any layer. Nothing is written then.
     pub fn forward_into(
         &mut self,
         layer: usize,
@@ -123,8 +123,8 @@ impl<T: Element> NativeStep<'_, T> {
         Ok(branches)
     }
 
-    /// Refuses outputs of the caller that do not have the step's rows, or that share memory with each other or with
-    /// what the layer reads and writes.
+    /// Refuses outputs of the caller that do not have the step's rows, or that share memory with each other, with
+    /// what the layer reads and writes, or with a cache of any layer.
     fn check_branches(&self, branches: &NativeBranches<T>, tensors: NativeTensors<'_, T>) -> Result<()> {
         let expected = (self.stream.device(), &[self.metadata.tokens(), self.native.shape.heads, VALUE][..]);
         let NativeTensors { query, key, value, key_weight, value_weight } = tensors;

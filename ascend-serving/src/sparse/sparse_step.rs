@@ -235,7 +235,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
     /// # Errors
     /// As for [`SparseStep::forward`]; [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) for an output of another shape,
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for one that shares memory with what the layer reads or
-    /// writes. Nothing is written then.
+    /// writes, or with a cache of any layer. Nothing is written then.
     pub fn forward_into(&mut self, layer: usize, inputs: SparseTensors<'_, T>, output: &mut Tensor<T>) -> Result<()> {
         self.queue(layer, inputs, Some(output)).map(drop)
     }

@@ -2,11 +2,10 @@
 //! are the same.
 
 use super::fused_causal_conv1d::FusedConvCall;
-use super::fused_causal_conv1d::rules::{LEFT_OUT, SHARED};
 use crate::Cann::V9_1;
-use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
+use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::ops::convolution::ConvProblem;
+use crate::ops::convolution::{ConvProblem, checked_by_numbers};
 use crate::{Dims, Rule, Target, TensorDesc, Violation};
 
 declare_operator! {
@@ -55,10 +54,7 @@ impl CallContract for InplaceFusedCausalConv1d {
 
     fn imply_outputs(_: &mut Self::Arguments, _: &dyn Fn(&str) -> Option<Dims>) {}
 
-    contents_checked_for! { target, |_, problem, integers| {
-        let numbers = InplaceFusedConvCall::CONTENTS.map(integers);
-        problem.check_contents(FusedConvCall::contents(&numbers), &[LEFT_OUT.id, SHARED.id])
-    } }
+    checked_by_numbers! { InplaceFusedConvCall, FusedConvCall }
 }
 
 impl InplaceFusedConvCall {

@@ -32,7 +32,7 @@ fn prompts() -> Call {
         cache_indices: of(Int32, &[3]),
         num_accepted_tokens: of(Int32, &[3]),
         num_computed_tokens: of(Int32, &[3]),
-        max_query_len: 16,
+        max_query_len: 30,
         y: of(Bf16, &[30, 64]),
         ..Call::default()
     }
@@ -162,11 +162,11 @@ fn calls_of_every_kind_are_taken() {
     };
     let (problem, fused) = form(prompts());
     assert_eq!((problem.sequences, problem.rows, problem.fixed_rows, problem.width), (3, 30, None, 3));
-    assert_eq!((fused.few_rows, fused.block_size), (None, None));
+    assert_eq!((fused.few_rows, fused.most_rows, fused.block_size), (false, Some(30), None));
     let (problem, fused) = form(drafts());
-    assert_eq!((problem.rows, problem.fixed_rows, fused.few_rows), (9, Some(3), Some(3)));
+    assert_eq!((problem.rows, problem.fixed_rows, fused.few_rows), (9, Some(3), true));
     let (_, fused) = form(Call { max_query_len: 8, x: of(Bf16, &[20, 64]), y: of(Bf16, &[20, 64]), ..prompts() });
-    assert_eq!(fused.few_rows, Some(8));
+    assert_eq!((fused.few_rows, fused.most_rows), (true, Some(8)));
     let (_, fused) = form(in_blocks());
     assert_eq!(fused.block_size, Some(8));
     // Gaps between rows and between lines, and lines whose rows stand in turns.

@@ -97,16 +97,21 @@ impl LiveCall {
 
     /// Copies the tensors of which the call keeps elements, as they are before it is launched on a stream. Tensors that
     /// no case can hold, and those that cannot be read, are not copied.
-    pub(crate) fn keep_contents(mut self, stream: Option<&Stream>) -> Self {
+    ///
+    /// # Errors
+    /// As for [`Stream::synchronize`], where earlier work is waited for: nothing else would report its faults.
+    pub(crate) fn keep_contents(mut self, stream: Option<&Stream>) -> Result<Self> {
         let operator = self.arguments.operator();
         let Some(stream) = stream.filter(|_| operator.keeps_elements()) else {
-            return self;
+            return Ok(self);
         };
-        let inputs = self.arguments.each_tensor().map(|(_, tensor)| bytes_of(&tensor.desc) as u64);
+        let inputs = self.arguments.each_tensor().filter(|(argument, _)| is_input(operator, argument.parameter));
+        let inputs = inputs.map(|(_, tensor)| bytes_of(&tensor.desc) as u64);
         let is_large = too_large(inputs.fold(0, u64::saturating_add), u64::MAX).is_some();
-        if is_large || stream.synchronize().is_err() {
-            return self;
+        if is_large {
+            return Ok(self);
         }
+        stream.synchronize()?;
         let copied = self.arguments.try_map(|argument, tensor| {
             let mut tensor = tensor.clone();
             if argument.parameter.kind == Kind::InOut {
@@ -119,7 +124,7 @@ impl LiveCall {
         if let Ok(copied) = copied {
             self.arguments = copied;
         }
-        self
+        Ok(self)
     }
 
     /// Calls `body` with the call and functions that read its tensors.
@@ -181,6 +186,14 @@ impl LiveCall {
 
     /// Returns the call with its data and its computed outputs, or the reason why no case can hold them.
     pub(super) fn launched(&self, tolerance: Tolerance, name: &str) -> Result<Recorded, String> {
+        let operator = self.arguments.operator();
+        let mut tensors = self.arguments.each_tensor();
+        let is_lost = |(argument, tensor): (AnyArgument, &LiveTensor)| {
+            argument.parameter.kind == Kind::InOut && tensor.before.is_none()
+        };
+        if operator.keeps_elements() && tensors.any(is_lost) {
+            return Err("what it updates was not copied before".to_owned());
+        }
         let mut case = self.case()?;
         self.with_content(|content| content.expect_outputs(&mut case, tolerance))?;
         name.clone_into(&mut case.name);

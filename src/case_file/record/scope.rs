@@ -180,8 +180,12 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
     let room = folder.map_or(u64::MAX, |folder| folder.room());
     // After a fault of the device the stream reports it at once.
     let settled = stream.map_or(Ok(()), |stream| {
-        let settled = stream.synchronize();
-        settled.map_err(|error| error.to_string())
+        stream.synchronize().map_err(|error| {
+            let why = error.to_string();
+            // The caller is told of the refusal alone, and of the fault by the next wait.
+            stream.progress().keep_fault(error);
+            why
+        })
     });
     let failure = Failure {
         name,

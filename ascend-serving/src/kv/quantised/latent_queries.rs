@@ -1,6 +1,6 @@
 //! Absorbed queries of latent attention, quantised on the host.
 
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{DType, Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
 use crate::rules;
@@ -53,11 +53,18 @@ pub(crate) fn quantise_latent_queries<T: Element>(
                 return Err(Violation::new(
                     &rules::QUANTISED_SCALE,
                     format_args!(
-                        "a rotary part {x} of head {head} of token {token}, divided by {both:e}, the scales of the \
+                        "a rotary part {x} of head {head} of row {token}, divided by {both:e}, the scales of the \
                          head and of the latents"
                     ),
                     format_args!("rotary parts that are numbers of {} once they are divided", T::DTYPE),
-                    "make the scale of the latents from a calibration (`LatentScale::covering`), and bring BF16",
+                    match T::DTYPE {
+                        DType::Bf16 => {
+                            "check the absorbed projection: the head's numbers are far smaller than its rotary parts"
+                        }
+                        _ => {
+                            "make the scale of the latents from a calibration (`LatentScale::covering`), or bring BF16"
+                        }
+                    },
                 )
                 .into());
             }

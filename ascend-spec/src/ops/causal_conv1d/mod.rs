@@ -15,11 +15,10 @@ mod check;
 pub mod rules;
 
 use crate::Cann::{V8_5, V9_0};
-use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
+use crate::contract::{CallContract, checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
-use crate::ops::convolution::ConvContents;
+use crate::ops::convolution::{ConvContents, checked_by_numbers};
 use crate::{Dims, Target, TensorDesc, Violation};
-use rules::{LEFT_OUT, SHARED};
 
 declare_operator! {
     /// Source: CausalConv1d of vLLM-Ascend's operator package.
@@ -64,10 +63,7 @@ impl CallContract for CausalConv1d {
         arguments.y = arguments.y.or_else(|| arguments.call().output());
     }
 
-    contents_checked_for! { target, |_, problem, integers| {
-        let numbers = CausalConvCall::CONTENTS.map(integers);
-        problem.check_contents(CausalConvCall::contents(&numbers), &[LEFT_OUT.id, SHARED.id])
-    } }
+    checked_by_numbers! { CausalConvCall, CausalConvCall }
 }
 
 impl CausalConvCall {

@@ -89,7 +89,7 @@ impl FusedConvCall {
         LINE_ROWS.takes(Noted(line_rows, "rows of a line"), each.map_or(2, |each| each.saturating_add(1).max(2))..)?;
         strided(Parameter::ConvStates, &states, true)?;
         let count = |size: i64| usize::try_from(size).unwrap_or(0);
-        let few_rows = each.or(Some(self.max_query_len)).filter(|_| few).map(count);
+        let most_rows = each.or(Some(self.max_query_len)).filter(|most| *most > 0).map(count);
         let blocks = self.caches_prefixes();
         Ok(ConvProblem {
             sequences: count(sequences),
@@ -104,7 +104,8 @@ impl FusedConvCall {
             form: ConvForm::Fused(FusedConv {
                 residual: self.residual_connection == 1,
                 whole_windows: self.conv_mode == 1,
-                few_rows,
+                few_rows: few,
+                most_rows,
                 block_size: blocks.then(|| count(self.block_size)),
             }),
             rules: ContentRules { contents: &CONTENTS, left_out: &LEFT_OUT, shared: &SHARED },
@@ -115,7 +116,8 @@ impl FusedConvCall {
     pub(super) fn lints(&self, report: Report<'_>) {
         UNREAD.leaves_out(self, &UNREAD_PARAMETERS).report(report);
         if self.has_fixed_rows() {
-            UNREAD.leaves_out(self, &[Parameter::QueryStartLoc]).report(report);
+            let starts = UNREAD.leaves_out(self, &[Parameter::QueryStartLoc]);
+            starts.fix(|| "leave it out: x [B, L, dim] says the rows of each sequence").report(report);
         }
         if self.is_of_few_rows() && !self.caches_prefixes() {
             PAD_SLOT.takes(Named("padSlotId", self.pad_slot_id), -128..=127).report(report);
@@ -236,6 +238,12 @@ fn strided(parameter: Parameter, desc: &TensorDesc, written: bool) -> Checked {
     let holds = next == 1 && apart.iter().all(|&stride| stride >= 1) && even && (disjoint || !written);
     let name = parameter.acl_name();
     let given = format_args!("{name} {} strides {}", desc.shape, desc.strides);
-    require!(holds, STRIDES, given, "whole rows apart from each other, those of x at equal distances");
+    let allowed = match sizes {
+        [_, _] => {
+            "whole rows apart from each other, and those of [B, L, dim] at equal distances: stride 0 is stride 1 times L"
+        }
+        _ => "whole rows apart from each other",
+    };
+    require!(holds, STRIDES, given, allowed);
     Ok(())
 }

@@ -12,11 +12,10 @@ mod check;
 pub mod rules;
 
 use crate::Cann::V9_1;
-use crate::contract::{CallContract, checked_for, contents_checked_for, described_by, first_lint};
+use crate::contract::{CallContract, checked_for, described_by, first_lint};
 use crate::operator::{OperatorVersion, versions};
-use crate::ops::convolution::ConvContents;
+use crate::ops::convolution::{ConvContents, checked_by_numbers};
 use crate::{Dims, Target, TensorDesc, Violation};
-use rules::{LEFT_OUT, SHARED};
 
 declare_operator! {
     /// Source: aclnnFusedCausalConv1d, parameter table.
@@ -75,10 +74,7 @@ impl CallContract for FusedCausalConv1d {
         arguments.y = arguments.y.or_else(|| arguments.call().output());
     }
 
-    contents_checked_for! { target, |_, problem, integers| {
-        let numbers = FusedConvCall::CONTENTS.map(integers);
-        problem.check_contents(FusedConvCall::contents(&numbers), &[LEFT_OUT.id, SHARED.id])
-    } }
+    checked_by_numbers! { FusedConvCall, FusedConvCall }
 }
 
 impl FusedConvCall {

@@ -89,7 +89,7 @@ rules! {
     CONTENTS = "fused_conv.contents", Overrun("rows of other memory are read or written"), V1,
         "FusedCausalConv1d kernel",
         "queryStartLoc begins with 0, does not decrease and ends with the rows of x, no sequence has more rows than \
-         maxQueryLen says to the kernel for few rows, lines are those of the pool, accepted counts those of a line's \
+         maxQueryLen says, lines are those of the pool, accepted counts those of a line's \
          rows, and blocks those with the first and the last row",
         "make starts, lines, counts and blocks from one batch";
     LEFT_OUT = "fused_conv.left_out", Lint("what is computed of the others is not known"), V1,

@@ -7,9 +7,13 @@
 //! [CausalConv1d](super::causal_conv1d) fills lines from their beginning,
 //! [FusedCausalConv1d](super::fused_causal_conv1d) from their end.
 
-use crate::content_fault::{ContentFault, check_faults, shown_by_texts};
+mod fault;
+
+pub use fault::ConvFault;
+
+use crate::content_fault::check_faults;
 use crate::operator::{ArgumentList, WalkedTensors};
-use crate::{Dims, Rule, TensorDesc, Violation};
+use crate::{DType, Dims, Rule, TensorDesc, Violation};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -70,8 +74,10 @@ pub struct FusedConv {
     pub residual: bool,
     /// Whether outputs are zero whose windows begin in front of the sequence's first token.
     pub whole_windows: bool,
-    /// Most rows of a sequence that the kernel for few rows has room for; `None` is the other kernel.
-    pub few_rows: Option<usize>,
+    /// Whether the kernel for few rows of a sequence runs.
+    pub few_rows: bool,
+    /// Most rows of a sequence; `None` where the call does not say.
+    pub most_rows: Option<usize>,
     /// Tokens of a block, where the last rows in front of each block's end are kept for prefix caching.
     pub block_size: Option<usize>,
 }
@@ -129,144 +135,6 @@ pub struct KeptRows {
     pub padded: Range<usize>,
 }
 
-/// A number on the device that leads elsewhere than to the sequence's own rows and lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConvFault {
-    /// A sequence begins behind its end, outside of the rows, within another one's, or elsewhere than the call's shape
-    /// says.
-    Starts {
-        /// Number of the sequence.
-        sequence: usize,
-        /// Its first row, and the next one's.
-        given: [i64; 2],
-        /// Rows of the call.
-        rows: usize,
-    },
-    /// A sequence has no rows.
-    NoRows {
-        /// Number of the sequence.
-        sequence: usize,
-    },
-    /// A sequence that is left out has sequences that are computed in front of it and behind it.
-    LeftOutBetween {
-        /// Number of the sequence.
-        sequence: usize,
-    },
-    /// A sequence's line is not in the pool.
-    NoLine {
-        /// Number of the sequence.
-        sequence: usize,
-        /// Its line.
-        given: i64,
-        /// Lines of the pool.
-        lines: usize,
-    },
-    /// A sequence writes a line that another one reads or writes, or that it writes itself for another block.
-    SharedLine {
-        /// The line.
-        line: usize,
-        /// Numbers of the sequences.
-        sequences: [usize; 2],
-    },
-    /// A number of a sequence is outside of its range.
-    Number {
-        /// The tensor that holds the number.
-        tensor: &'static str,
-        /// What it counts.
-        what: &'static str,
-        /// Number of the sequence.
-        sequence: usize,
-        /// The number.
-        given: i64,
-        /// The least and the largest that would do.
-        allowed: [i64; 2],
-    },
-    /// A line is too short for the rows of a sequence with accepted counts, so that it keeps what it had.
-    FullLine {
-        /// Number of the sequence.
-        sequence: usize,
-        /// Rows of the line.
-        room: usize,
-        /// As many as are needed.
-        needed: usize,
-    },
-}
-
-impl ConvFault {
-    /// The tensor that holds the number.
-    pub fn tensor(&self) -> &'static str {
-        match self {
-            ConvFault::Starts { .. } | ConvFault::NoRows { .. } | ConvFault::FullLine { .. } => "queryStartLoc",
-            ConvFault::NoLine { .. } | ConvFault::SharedLine { .. } | ConvFault::LeftOutBetween { .. } => {
-                "cacheIndices"
-            }
-            ConvFault::Number { tensor, .. } => tensor,
-        }
-    }
-}
-
-impl ContentFault for ConvFault {
-    fn texts(&self) -> [String; 2] {
-        match self {
-            ConvFault::Starts { sequence, given: [first, end], rows } => [
-                format!("rows {first} to {end} of sequence {sequence}"),
-                format!("the {rows} rows of x, one sequence behind the other"),
-            ],
-            ConvFault::NoRows { sequence } => [format!("no row of sequence {sequence}"), "1 row or more".to_owned()],
-            ConvFault::LeftOutBetween { sequence } => [
-                format!("sequence {sequence} is left out between others"),
-                "those that are left out at the beginning or at the end".to_owned(),
-            ],
-            ConvFault::NoLine { sequence, given, lines } => {
-                [format!("line {given} of sequence {sequence}"), format!("0 to {}", lines.saturating_sub(1))]
-            }
-            ConvFault::SharedLine { line, sequences: [one, other] } if one == other => {
-                [format!("line {line} twice for sequence {one}"), "a line for each block".to_owned()]
-            }
-            ConvFault::SharedLine { line, sequences: [one, other] } => {
-                [format!("line {line} of sequences {one} and {other}"), "a line for each sequence".to_owned()]
-            }
-            ConvFault::Number { what, sequence, given, allowed: [least, most], .. } => {
-                [format!("{given} {what} of sequence {sequence}"), format!("{least} to {most}")]
-            }
-            ConvFault::FullLine { sequence, room, needed } => [
-                format!("a line of {room} rows for sequence {sequence}"),
-                format!("at least {needed}, two of the window and its own"),
-            ],
-        }
-    }
-
-    fn fix(&self) -> Option<String> {
-        let fix = match self {
-            ConvFault::NoRows { .. } => "leave the sequence out of the call, or give it a row of padding".to_owned(),
-            ConvFault::LeftOutBetween { .. } => "put the sequences of padding at the end".to_owned(),
-            ConvFault::NoLine { .. } => "name a line of the pool, or make the pool with more lines".to_owned(),
-            ConvFault::Number { tensor: "queryStartLoc", given, .. } => {
-                format!("pass {given} or more as maxQueryLen, as plans do whose first sequences have as many rows")
-            }
-            ConvFault::Number { tensor: "numAcceptedTokens", given, allowed: [_, most], .. } if given > most => {
-                format!("make the pool with lines of {} rows", given.saturating_add(1))
-            }
-            ConvFault::Number { tensor: "numAcceptedTokens", .. } => "give counts from 1 on".to_owned(),
-            ConvFault::Number { tensor: "numComputedTokens", .. } => "give the tokens in front of the rows".to_owned(),
-            ConvFault::Number { .. } => {
-                "count blocks from the sequence's first token on, by blockSize and numComputedTokens, and give the \
-                 table a column for each"
-                    .to_owned()
-            }
-            ConvFault::Starts { .. } => {
-                "make queryStartLoc of the rows of x, and narrow a padded x to them, or add a sequence of padding that \
-                 is left out"
-                    .to_owned()
-            }
-            ConvFault::SharedLine { .. } | ConvFault::FullLine { .. } => return None,
-        };
-        Some(fix)
-    }
-}
-
-shown_by_texts! { ConvFault }
-
 /// A sequence that is computed, with the faults that change how, or why it is left out.
 type Found = Result<(ConvRun, [Option<ConvFault>; 2]), ConvFault>;
 
@@ -318,7 +186,7 @@ impl ConvProblem {
         let rows = match (self.rows_of(sequence, contents), self.form) {
             (Ok(rows), ConvForm::Package { .. }) if rows.is_empty() => return None,
             (Ok(rows), ConvForm::Fused(_)) if rows.is_empty() => return Some(Err(ConvFault::NoRows { sequence })),
-            (Ok(rows), ConvForm::Fused(FusedConv { few_rows: Some(most), .. })) if rows.len() > most => {
+            (Ok(rows), ConvForm::Fused(FusedConv { most_rows: Some(most), .. })) if rows.len() > most => {
                 let (given, allowed) = (rows.len() as i64, [1, most as i64]);
                 let (tensor, what) = ("queryStartLoc", "rows");
                 return Some(Err(ConvFault::Number { tensor, what, sequence, given, allowed }));
@@ -375,16 +243,16 @@ impl ConvProblem {
             let allowed = [least, most].map(|bound| bound as i64);
             number.ok_or(ConvFault::Number { tensor, what, sequence, given, allowed })
         };
-        let of = |numbers: &[i64]| numbers.get(sequence).copied();
+        let own = |numbers: &[i64]| numbers.get(sequence).copied();
         let count = rows.len();
-        let computed = of(contents.computed)
+        let computed = own(contents.computed)
             .map(|given| within(("numComputedTokens", "computed tokens"), given, [0, i32::MAX as usize]))
             .transpose()?;
         let front = self.front();
         let begins = computed == Some(0);
         let (accepted, fault) = match begins {
             true => (Some(0), None),
-            false => self.behind_accepted(sequence, contents, i64::from(form.few_rows.is_some())),
+            false => self.behind_accepted(sequence, contents, i64::from(form.few_rows)),
         };
         let first_row = accepted.unwrap_or(self.line_rows.saturating_sub(front));
         let end = first_row.saturating_add(front).saturating_add(count);
@@ -397,7 +265,7 @@ impl ConvProblem {
             None => (0, vec![keep(0, last)?]),
             Some(size) => {
                 let columns = self.columns(contents);
-                let block = |what, numbers, allowed| within(what, of(numbers).unwrap_or(0), allowed);
+                let block = |what, numbers, allowed| within(what, own(numbers).unwrap_or(0), allowed);
                 // The blocks that end within the rows, without the last one, whose line has the last rows.
                 let before = computed.unwrap_or(0) % size.max(1);
                 let ends = before.saturating_add(count).saturating_sub(1) / size.max(1);
@@ -496,10 +364,69 @@ impl ConvProblem {
         }
     }
 
+    /// Reports each lint that the numbers break, once.
+    pub fn lint_contents(&self, contents: ConvContents<'_>, report: &mut dyn FnMut(Violation)) {
+        let mut known = vec![self.rules.contents.id];
+        while let Err(lint) = self.check_contents(contents, &known) {
+            known.push(lint.rule.id);
+            report(lint);
+        }
+    }
+
     /// The first fault of the numbers whose rule is not among the lints in `allowed` (by id).
     pub fn check_contents(&self, contents: ConvContents<'_>, allowed: &[&str]) -> Result<(), Violation> {
         let faults = self.runs(contents).filter_map(Result::err).chain(self.shared_line(contents));
         check_faults(faults, |fault| Some(self.rule_of(fault)).filter(|rule| !allowed.contains(&rule.id)))
+    }
+}
+
+/// `CallContract::check_contents` and `lint_contents` of an operator of causal convolution, whose call has `check` for a
+/// target and `CONTENTS`. `$numbers` is the call whose numbers it has.
+macro_rules! checked_by_numbers {
+    ($call:ident, $numbers:ident) => {
+        fn check_contents(
+            arguments: &Self::Arguments,
+            _: Version,
+            target: $crate::Target,
+            integers: &dyn Fn(&str) -> Vec<i64>,
+        ) -> Result<(), $crate::Violation> {
+            let Ok(problem) = arguments.call().check(target) else {
+                return Ok(());
+            };
+            let numbers = $call::CONTENTS.map(|parameter| integers(parameter.name()));
+            let rules = problem.rules;
+            problem.check_contents($numbers::contents(&numbers), &[rules.left_out.id, rules.shared.id])
+        }
+
+        fn lint_contents(
+            arguments: &Self::Arguments,
+            _: Version,
+            target: $crate::Target,
+            bytes: &dyn Fn(&str) -> Option<Vec<u8>>,
+            report: &mut dyn FnMut($crate::Violation),
+        ) {
+            let Ok(problem) = arguments.call().check(target) else {
+                return;
+            };
+            let mut numbers = [const { Vec::new() }; $call::CONTENTS.len()];
+            for (numbers, parameter) in numbers.iter_mut().zip($call::CONTENTS) {
+                let Some(desc) = arguments.tensor(parameter) else { continue };
+                let Some(bytes) = bytes(parameter.name()) else { return };
+                *numbers = $crate::ops::convolution::numbers_in(desc.dtype, &bytes);
+            }
+            problem.lint_contents($numbers::contents(&numbers), report);
+        }
+    };
+}
+
+pub(crate) use checked_by_numbers;
+
+/// The numbers of a tensor of this type, little-endian.
+pub(crate) fn numbers_in(dtype: DType, bytes: &[u8]) -> Vec<i64> {
+    match dtype {
+        DType::Bool => bytes.iter().copied().map(i64::from).collect(),
+        DType::Int64 => bytes.as_chunks().0.iter().map(|&number| i64::from_le_bytes(number)).collect(),
+        _ => bytes.as_chunks().0.iter().map(|&number| i64::from(i32::from_le_bytes(number))).collect(),
     }
 }
 
