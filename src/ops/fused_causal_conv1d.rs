@@ -400,8 +400,9 @@ impl FusedCausalConv1d {
         inputs: &FusedConvInputs<'_, T>,
     ) -> Result<FusedConvCall> {
         released(inputs.x.memory().context().runtime())?;
-        if inputs.x.shape().len() != 2 {
-            let given = format_args!("{:?}", inputs.x.shape());
+        let shape = inputs.x.shape();
+        if shape.len() != 2 {
+            let given = format_args!("{shape:?}");
             return Err(Error::invalid("x", given, "2 axes, the rows of all sequences and their channels")
                 .fix("view the rows as [rows, channels]: the sequences say which are whose"));
         }
@@ -453,8 +454,8 @@ pub(crate) fn released(runtime: &Runtime) -> Result<(), Violation> {
     match is_released {
         true => Ok(()),
         false => {
-            let given =
-                format_args!("CANN {}, whose functions may have other arguments", version.unwrap_or("of no version"));
+            let version = version.unwrap_or("of no version");
+            let given = format_args!("CANN {version}, whose functions may have other arguments");
             Err(rules::PRODUCT.broken(given, "9.1.0 or newer"))
         }
     }
