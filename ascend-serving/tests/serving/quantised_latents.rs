@@ -302,7 +302,7 @@ fn rotary_parts_stay_numbers_when_they_are_divided() {
     assert!(halves.iter().zip(&ropes).all(|(half, rope)| half.to_f32() == rope.to_f32() / 0.5));
     let why = violation(quantise(&rows(&stream, 1, 2, HEADS, LATENT), 2e-38));
     assert_eq!(why.rule, &rules::QUANTISED_SCALE, "{why}");
-    assert!(why.given.contains("head 0 of token 0"), "{why}");
+    assert!(why.given.contains("head 0 of row 0"), "{why}");
 }
 
 /// A head with a number that is none has no attention, and the check of ranges finds it; other heads are not touched.

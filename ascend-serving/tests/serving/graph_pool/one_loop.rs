@@ -2,7 +2,10 @@
 
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
-use ascend_serving::{BatchRequest, Causality, GraphLimits, Step, rules};
+use ascend_serving::{
+    BatchRequest, Causality, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerInputs, Result, Step,
+    UpProjected, rules,
+};
 use proptest::prelude::*;
 
 use super::layers::{check, tensors};
@@ -200,12 +203,18 @@ fn outputs_of_callers_are_beside_every_cache_of_the_model() {
     let caches: Vec<_> = layers.flat_map(|layer| [layer.key.clone(), layer.value.clone()]).collect();
     assert_eq!(caches.len(), 2 * 5);
     let inputs = |layer| tensors(&stream, &[7, 8], layer);
+    let project = |_: &Stream, _: usize, _: LatentRows<'_, bf16>, _: &UpProjected<bf16>| -> Result<()> { Ok(()) };
     let refuse = |mut step: Step<'_, bf16>| {
         for layer in 0..5 {
             let [query, key, value] = inputs(layer);
             for keys in &caches {
                 let refused = step.forward_into(layer, (&query, &key, &value), &mut cached(keys)).unwrap_err();
                 assert!(refused.breaks(&rules::ARGUMENT_MEMORY), "{refused}");
+                // The second output of a layer of latents whose step is mixed.
+                let form = LatentForm::Mixed { absorbed: &query, decoded: &cached(keys), projection: &project };
+                let mixed = LayerInputs::latent(&query, &key, &value, LatentTensors { query_rope: &query, form });
+                let refused = step.forward(layer, mixed).map(drop).unwrap_err().to_string();
+                assert!(refused.contains("decoded: memory that is shared with the cache"), "{refused}");
             }
         }
     };
