@@ -9,6 +9,7 @@ pub mod chunk_gated_delta_rule;
 pub mod delta_rule;
 pub mod flash_attention_score;
 pub mod fused_causal_conv1d;
+mod fused_conv_sequences;
 pub mod fused_infer_attention_score;
 pub mod gather_pa_kv_cache;
 pub mod incre_flash_attention;

@@ -21,7 +21,8 @@ rules! {
         "pass rows, weights, a pool of lines and an output";
     MODE = "fused_conv.mode", TILING_ERROR, V1, "FusedCausalConv1d documentation, attributes",
         "residualConnection and convMode are 0 or 1",
-        "pass residualConnection 1 to add each row to its sum, convMode 1 to make sums of windows that are not whole zero";
+        "pass residualConnection 1 to add each row to its sum, and convMode 1 to make sums zero whose windows begin in "
+        "front of the sequence";
     UNREAD_MODE = "fused_conv.unread_mode", TILING_ERROR, V1, "FusedCausalConv1d tiling, attributes"
         in Scope::ASCEND_950.since_on_950(V9_2),
         "from 9.2 on activationMode is 0, 1 or 2, and runMode 0 or 1, though nothing reads them",
@@ -53,7 +54,8 @@ rules! {
         "divide the sequences over calls, and leave the call out where there are none";
     ROWS = "fused_conv.rows", TILING_ERROR, V1, "FusedCausalConv1d tiling, x",
         "x [T, dim] has 1 to 1048576 rows, and x [B, L, dim] 1 to 8 of each sequence",
-        "leave the call out where there is no row, pass longer sequences as x [T, dim] with queryStartLoc, and divide more rows over calls";
+        "leave the call out where there is no row, pass longer sequences as x [T, dim] with queryStartLoc, and divide "
+        "more rows over calls";
     STARTS = "fused_conv.starts", TILING_ERROR, V1, "FusedCausalConv1d tiling, queryStartLoc",
         "queryStartLoc is given with x [T, dim]",
         "give the number of each sequence's first row, and behind them that of all rows";
