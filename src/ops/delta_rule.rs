@@ -158,11 +158,16 @@ impl DeltaSequences {
         self.accepted.as_ref()
     }
 
+    /// The number of the first of `rows` rows that belongs to no token, if there is one.
+    pub(crate) fn first_unwritten(&self, rows: usize) -> Result<Option<usize>> {
+        let tokens = self.numbers.read(|[lengths, ..]| lengths.iter().sum::<i64>())?;
+        Ok(usize::try_from(tokens).ok().filter(|tokens| *tokens < rows))
+    }
+
     /// Queues zeros for the rows of an output that belong to no token, if there are any.
     pub(crate) fn clear_rest(&self, stream: &Stream, output: &AnyTensor) -> Result<()> {
         let rows = output.shape().first().copied().unwrap_or(0);
-        let tokens = self.numbers.read(|[lengths, ..]| lengths.iter().sum::<i64>())?;
-        match usize::try_from(tokens).ok().filter(|tokens| *tokens < rows) {
+        match self.first_unwritten(rows)? {
             Some(tokens) => output.narrow(0, tokens..rows)?.clear(stream),
             None => Ok(()),
         }

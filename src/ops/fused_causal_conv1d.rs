@@ -276,8 +276,12 @@ impl Operation for FusedConvOperation {
         &self.numbers
     }
 
+    fn has_unwritten(&self) -> Result<bool> {
+        self.sequences.has_unwritten()
+    }
+
     fn clear_unwritten<T: Element>(&self, stream: &Stream, y: &Tensor<T>) -> Result<()> {
-        match self.sequences.has_unwritten()? {
+        match self.has_unwritten()? {
             true => y.clear(stream),
             false => Ok(()),
         }

@@ -110,6 +110,10 @@ impl Operation for InplaceFusedConvOperation {
         plan.queue(queue, &given, || Ok(())).flatten()
     }
 
+    fn has_unwritten(&self) -> Result<bool> {
+        self.sequences.has_unwritten()
+    }
+
     fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
         &self.numbers
     }

@@ -66,6 +66,12 @@ pub trait Operation: Sealed + Sized {
         &[]
     }
 
+    /// Whether a launch leaves rows of its outputs as they are.
+    #[doc(hidden)]
+    fn has_unwritten(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Queues zeros for the rows of new outputs that a launch leaves as they are, if there are any.
     #[doc(hidden)]
     fn clear_unwritten<T: Element>(&self, _: &Stream, _output: &Self::Output<T>) -> Result<()> {
@@ -351,7 +357,11 @@ impl<O: Operation> Plan<O> {
         let outcome = checked.map(|checked| checked.launch());
         match (&outcome, live) {
             (_, None) => {}
-            (Ok(Ok(())), Some(live)) => return Ok(case_file::launched(queue.stream(), live)),
+            (Ok(Ok(())), Some(live)) => {
+                // A case cannot say which rows are not specified.
+                let is_whole = !self.operation.has_unwritten().unwrap_or(true);
+                return Ok(case_file::launched(queue.stream(), live, is_whole));
+            }
             (Ok(Err(error)) | Err(error), Some(live)) => {
                 case_file::failed(live, queue.stream(), error);
             }

@@ -202,6 +202,11 @@ impl Operation for RecurrentDeltaOperation {
         &self.numbers
     }
 
+    fn has_unwritten(&self) -> Result<bool> {
+        let rows = self.out.shape.first().map_or(0, |&rows| usize::try_from(rows).unwrap_or(0));
+        Ok(self.sequences.first_unwritten(rows)?.is_some())
+    }
+
     fn clear_unwritten<T: Element>(&self, stream: &Stream, out: &Tensor<T>) -> Result<()> {
         self.sequences.clear_rest(stream, out)
     }

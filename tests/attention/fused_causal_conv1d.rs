@@ -1,5 +1,6 @@
 //! The causal convolution of CANN: random calls against the definition in double precision, and refusals.
 
+use ascend_attention::case::{Recorded, Tolerance, Verdict, record_calls};
 use ascend_attention::fused_causal_conv::{FusedCausalConv1d, FusedConvSequence, FusedConvSequences};
 use ascend_attention::graph::{Capturing, Graph};
 use ascend_attention::spec::{Cann, Soc};
@@ -267,4 +268,32 @@ fn captured_launches_read_the_sequences_that_replace_theirs() {
     let update = graph.update();
     graph.launch(&stream, update).unwrap();
     assert_eq!(y.download(&stream).unwrap(), got);
+}
+
+#[test]
+fn recorded_calls_replay_and_those_with_padding_have_no_data() {
+    let stream = stream();
+    let tensor = |seed, shape: [usize; 2]| stream.upload(&halves(seed, shape[0] * shape[1]), shape).unwrap();
+    let (x, weight) = (tensor(1, [3, CHANNELS]), tensor(2, [3, CHANNELS]));
+    let pool = tensor(3, [4, CHANNELS]).reshape([2, 2, CHANNELS]).unwrap();
+    let inputs = (&x, &weight, &pool);
+    let sequence = |rows, lines| FusedConvSequence { rows, computed: 9, rejected: 0, lines };
+    let recorded = |second: &'static [usize]| {
+        let all = [sequence(2, &[0]), sequence(1, second)];
+        let plan = FusedCausalConv1d::new().plan(&FusedConvSequences::new(&stream, 2, &all)?, inputs)?;
+        let (outcome, mut calls) = record_calls(Tolerance { atol: 1e-3, rtol: 1e-2 }, || plan.launch(&stream, inputs));
+        outcome.map(|_| calls.remove(0))
+    };
+    let whole = recorded(&[1]).unwrap();
+    assert_eq!(whole.case().unwrap().launch(&stream).unwrap().verdict, Verdict::Passed);
+    let Recorded::Parameters { why, .. } = recorded(&[]).unwrap() else { panic!("padding is not specified") };
+    assert!(why.contains("belong to no sequence"), "{why}");
+
+    // A refusal by a lint on numbers is that of its replay, too.
+    let all = [sequence(2, &[0]), sequence(1, &[0])];
+    let sequences = FusedConvSequences::new(&stream, 2, &all).unwrap();
+    let (outcome, calls) = record_calls(Tolerance::default(), || FusedCausalConv1d::new().plan(&sequences, inputs));
+    assert!(outcome.unwrap_err().to_string().contains("fused_conv.shared_line"));
+    let outcome = calls[0].case().unwrap().launch(&stream).unwrap();
+    assert_eq!(outcome.verdict, Verdict::Passed, "{outcome:?}");
 }

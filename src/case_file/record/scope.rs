@@ -207,12 +207,13 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
     keep(recorded);
 }
 
-/// Records a call that was launched on a stream, or, with `None`, in a graph.
+/// Records a call that was launched on a stream, or, with `None`, in a graph; without data where it does not write all
+/// of its outputs.
 ///
 /// # Errors
 /// As for [`Stream::synchronize`], where the call is waited for: nothing else would report it.
 #[cold]
-pub(crate) fn launched(stream: Option<&Stream>, call: LiveCall) -> Result<()> {
+pub(crate) fn launched(stream: Option<&Stream>, call: LiveCall, is_whole: bool) -> Result<()> {
     if let (Some(stream), Some(_)) = (stream, folder()) {
         history::note(stream.progress(), &call);
     }
@@ -224,6 +225,7 @@ pub(crate) fn launched(stream: Option<&Stream>, call: LiveCall) -> Result<()> {
     let case = match (&waited, stream) {
         (Err(error), _) => Err(error.to_string()),
         (Ok(()), None) => Err("the call is part of a graph".to_owned()),
+        (Ok(()), Some(_)) if !is_whole => Err("rows of its outputs belong to no sequence".to_owned()),
         (Ok(()), Some(_)) => call.launched(tolerance, "recorded"),
     };
     keep(match case {

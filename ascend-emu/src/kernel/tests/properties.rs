@@ -201,10 +201,10 @@ fn decode() -> impl Strategy<Value = Case> {
     })
 }
 
-/// Half of the cases that `PROPTEST_CASES` sets, because the oracle is slow, and little shrinking.
+/// A third of the cases that `PROPTEST_CASES` sets, because the oracle is slow, and little shrinking.
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
-    ProptestConfig { cases: (default.cases / 2).max(1), max_shrink_iters: 300, ..default }
+    ProptestConfig { cases: (default.cases / 3).max(1), max_shrink_iters: 300, ..default }
 }
 
 /// A prompt of one layer of TriangleMix, or the rest of it.

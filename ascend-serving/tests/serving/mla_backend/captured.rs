@@ -243,8 +243,9 @@ fn steps_over_quantised_latents_are_replayed() {
     let floats = [(Cache::BnNBsD, QuantisedType::Float8E4M3Fn), (Cache::BnBsH, QuantisedType::HiFloat8)];
     let of_950 = ascend_950().map(|stream| (stream, [int8[0], floats[0], floats[1]].to_vec()));
     for (stream, caches) in [Some((harness::stream(), int8.to_vec())), of_950].into_iter().flatten() {
-        for (format, stored) in caches {
-            for each in [1, 3] {
+        for (number, (format, stored)) in caches.into_iter().enumerate() {
+            // Drafts over the first cache of each product.
+            for each in [1, 3].into_iter().take(if number == 0 { 2 } else { 1 }) {
                 let limits = GraphLimits::new([1, 2, 4], 300).tokens_each(each);
                 let server = Server::over(&stream, quantised(&stream, format, stored), &limits);
                 let drafts: [&[usize]; 4] = [&[3, 1], &[2, 3], &[1, 0], &[3, 3]];

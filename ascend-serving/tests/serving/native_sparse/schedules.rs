@@ -204,9 +204,12 @@ fn each_release_product_and_type_that_has_the_operators_computes() {
     if harness::not_on_npu("releases and products are those of the emulation") {
         return;
     }
-    for (soc, cann) in [(Soc::AtlasA2, Cann::V8_5), (Soc::AtlasA3, Cann::V9_0), (Soc::AtlasA2, Cann::V9_2)] {
+    let all: &[[usize; 2]] = &[[1, 1], [4, 2], [16, 1]];
+    for (soc, cann, heads) in
+        [(Soc::AtlasA2, Cann::V8_5, all), (Soc::AtlasA3, Cann::V9_0, &all[1..2]), (Soc::AtlasA2, Cann::V9_2, &all[..1])]
+    {
         let stream = harness::emulated_stream(soc, cann);
-        for heads in [[1, 1], [4, 2], [16, 1]] {
+        for &heads in heads {
             a_prompt_is_the_definition::<bf16>(&stream, heads);
             a_prompt_is_the_definition::<f16>(&stream, heads);
         }
