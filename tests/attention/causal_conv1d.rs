@@ -127,7 +127,7 @@ proptest! {
             let rest = wide(&before[place + front * channels..][..room * channels]);
             prop_assert_eq!(&after[place + front * channels..][..room * channels], &rest[..]);
         }
-        // Nothing is written to the line of nobody.
+        // The line that no sequence owns stays as it was.
         prop_assert_eq!(&after[..line_rows * channels], &wide(&before[..line_rows * channels])[..]);
     }
 

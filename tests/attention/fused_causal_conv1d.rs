@@ -109,7 +109,7 @@ proptest! {
                 from += rows;
             }
         }
-        // Nothing is written to the line of nobody.
+        // The line that no sequence owns stays as it was.
         let rest = line_rows * CHANNELS..2 * line_rows * CHANNELS;
         let (after, before) = (pool.download(&stream).unwrap(), halves(seed, 4 * line_rows * CHANNELS));
         prop_assert_eq!(&after[rest.clone()], &before[rest]);

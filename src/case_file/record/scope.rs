@@ -182,7 +182,7 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
     let settled = stream.map_or(Ok(()), |stream| {
         stream.synchronize().map_err(|error| {
             let why = error.to_string();
-            // The caller is told of the refusal alone, and of the fault by the next wait.
+            // The caller gets the refusal alone; the stream keeps the fault for its next wait.
             stream.progress().keep_fault(error);
             why
         })
