@@ -275,8 +275,8 @@ ascend_attention::spec::library_rules! {
         "number the layers as the model does: `DeltaTensors` for those that `Attention::of_hybrid` names as linear, "
         "and `LayerInputs` or query, key and value for the others";
     STEP_IN_PLACE = "step.in_place",
-        "tensors of layers are filled in place, and launched, in steps that are replayed from graphs; of the layers of "
-        "a group, which share them, one after another",
+        "tensors of layers are filled in place in steps that are replayed from graphs; of the layers of a group, which "
+        "share them, one after another",
         "bring the inputs of a layer to `Step::forward`, and the rows of its convolution to `Step::convolve`: every \
          step takes them";
     STATE_TYPE = "state.type", "layers of linear attention compute in BF16",

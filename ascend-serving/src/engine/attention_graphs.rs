@@ -414,7 +414,7 @@ impl<T: Element> AttentionGraphs<T> {
             sinks: &self.sinks,
             convolutions: self.linear.as_ref().map_or(&[], |linear| &linear.convolutions),
             rows: StepRows::of_step(stream, metadata, Some(unfilled)),
-            lent: vec![None; groups.len()],
+            lent: vec![None; groups.len() + 1],
             convolved: None,
         };
         let mut range_checker = self.range_checker.as_mut();

@@ -77,8 +77,8 @@ pub struct ConvolutionGraphTensors<T: Element> {
 }
 
 impl<T: Element> LinearGraphTensors<T> {
-    /// The tensors that a layer reads.
-    pub(super) fn inputs(&self) -> DeltaTensors<'_, T> {
+    /// The tensors that a layer reads, for [`Step::forward`](crate::Step::forward).
+    pub fn inputs(&self) -> DeltaTensors<'_, T> {
         let mut tensors = DeltaTensors::new((&self.query, &self.key, &self.value), &self.beta);
         (tensors.g, tensors.gk) = (self.g.as_ref(), self.gk.as_ref());
         tensors

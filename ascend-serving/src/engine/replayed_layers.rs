@@ -5,7 +5,7 @@ use std::fmt;
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
-use crate::backends::{AnyLayerInputs, LatentForm, LayerInputs, LayerTensors};
+use crate::backends::{LatentForm, LayerInputs, LayerTensors};
 use crate::error::{Error, Result};
 use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
 use crate::kv::{QueuedLayers, check_beside, no_layer};
@@ -31,7 +31,8 @@ pub(super) struct ReplayedLayers<'a, T: Element> {
     /// The weights of the convolution of each layer of linear attention; empty without convolutions.
     pub(super) convolutions: &'a [TypedWeights<T>],
     pub(super) rows: StepRows<'a>,
-    /// For each group the layer of the model that its tensors were lent for last.
+    /// For each group, and behind these for the layers of linear attention, the layer of the model that the tensors were
+    /// lent for last.
     pub(super) lent: Vec<Option<usize>>,
     /// The layer whose convolution was replayed last, counted among those of linear attention.
     pub(super) convolved: Option<usize>,
@@ -60,54 +61,32 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         buffers.map(|buffers| &buffers.tensors).ok_or_else(|| self.missing(place))
     }
 
-    /// The tensors of a layer of attention, to be filled for it.
-    pub(super) fn lend(&mut self, layer: usize, place: LayerPlace, queued: &QueuedLayers) -> Result<&GraphTensors<T>> {
+    /// The buffers of the layers of linear attention.
+    pub(super) fn linear(&self, place: LayerPlace) -> Result<&'a LinearBuffers<T>> {
+        self.replays.buffers().linear.as_ref().ok_or_else(|| self.missing(place))
+    }
+
+    /// Notes that the tensors of a layer are lent to be filled for it.
+    pub(super) fn lend(&mut self, layer: usize, place: LayerPlace, queued: &QueuedLayers) -> Result<(), Violation> {
         self.check_lent(layer, place, queued)?;
         if let Some(lent) = self.lent.get_mut(place.group) {
             *lent = Some(layer);
         }
-        self.tensors(place)
+        Ok(())
     }
 
     /// Refuses a layer whose tensors are also those of another one, for which they were lent and which is not queued.
     fn check_lent(&self, layer: usize, place: LayerPlace, queued: &QueuedLayers) -> Result<(), Violation> {
         let lent = self.lent.get(place.group).copied().flatten();
-        match lent.filter(|lent| *lent != layer && queued.check_not_repeated(*lent).is_ok()) {
+        match lent.filter(|lent| *lent != layer && !queued.is_queued(*lent)) {
             None => Ok(()),
             Some(lent) => Err(Violation::new(
                 &rules::STEP_IN_PLACE,
                 format_args!("layer {layer}, whose tensors were lent to be filled for layer {lent}"),
-                format_args!("layer {lent} queued before another one of its group"),
-                format_args!("launch layer {lent} first, then queue layer {layer} or take its tensors"),
+                format_args!("layer {lent} queued before another one that has its tensors"),
+                format_args!("queue layer {lent} first, then queue layer {layer} or take its tensors"),
             )),
         }
-    }
-
-    /// The buffers of the layers of linear attention, if there are any.
-    pub(super) fn linear_buffers(&self) -> Option<&'a LinearBuffers<T>> {
-        self.replays.buffers().linear.as_ref()
-    }
-
-    /// The graph's own inputs of a layer.
-    pub(super) fn own_inputs(&self, place: LayerPlace) -> Result<AnyLayerInputs<'a, T>> {
-        match (place.group == self.groups.len(), self.linear_buffers()) {
-            (true, Some(buffers)) => Ok(buffers.tensors.inputs().into()),
-            _ => Ok(self.tensors(place)?.inputs().into()),
-        }
-    }
-
-    /// The graph's own rows of a convolution, and its weights.
-    pub(super) fn own_rows(&self, place: LayerPlace) -> Result<ConvolutionInputs<'a, T>> {
-        let x = &self.convolution(place)?.x;
-        let weights = self.convolutions.get(place.layer);
-        let (weight, bias) = weights.ok_or_else(|| self.missing(place))?;
-        Ok(ConvolutionInputs { x, weight, bias: bias.as_ref() })
-    }
-
-    /// The rows of a convolution, and what they become.
-    fn convolution(&self, place: LayerPlace) -> Result<&'a ConvolutionGraphTensors<T>> {
-        let convolution = self.linear_buffers().and_then(|buffers| buffers.tensors.convolution.as_ref());
-        convolution.ok_or_else(|| self.missing(place))
     }
 
     fn missing(&self, place: LayerPlace) -> Error {
@@ -190,7 +169,8 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         into: Option<&Tensor<T>>,
         (queued, leased): (&mut QueuedLayers, &mut LeasedStates<'_>),
     ) -> Result<Tensor<T>> {
-        let own = &self.linear_buffers().ok_or_else(|| self.missing(place))?.tensors;
+        let own = &self.linear(place)?.tensors;
+        self.check_lent(layer, place, queued)?;
         let captured = own.inputs();
         let copies = by_name(inputs).into_iter().zip(by_name(&captured));
         let copies = copies.map(|((name, given), (_, captured))| (name, given, captured));
@@ -250,9 +230,14 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         inputs: &ConvolutionInputs<'_, T>,
         (queued, leased): (&mut QueuedLayers, &mut LeasedStates<'_>),
     ) -> Result<Tensor<T>> {
-        let (own, ConvolutionGraphTensors { x, y }) = (self.own_rows(place)?, self.convolution(place)?);
-        let weights = [("weight", Some(inputs.weight), Some(own.weight)), ("bias", inputs.bias, own.bias)];
-        for (name, given, own) in weights {
+        let (Some(ConvolutionGraphTensors { x, y }), Some((weight, bias))) =
+            (&self.linear(place)?.tensors.convolution, self.convolutions.get(place.layer))
+        else {
+            return Err(self.missing(place));
+        };
+        self.check_lent(layer, place, queued)?;
+        for (name, given, own) in [("weight", Some(inputs.weight), Some(weight)), ("bias", inputs.bias, bias.as_ref())]
+        {
             let of_layer = format_args!("the convolution of layer {layer}");
             let [given, own] = [given, own].map(|tensor| tensor.map(|tensor| &**tensor));
             check_captured((name, of_layer), given, own, WEIGHTS_FIX)?;

@@ -131,7 +131,7 @@ impl<T: Element> LayerGroup<T> {
 /// A step from graphs takes the same calls as one without, in the same order. A step that is replayed copies the inputs
 /// of a layer into the tensors of its graph, unless they are the first rows of these, and takes a row for each token of
 /// the step, with all of the padding, without any of it, or without what the graphs have added to the metadata's own.
-/// Its layers may also be filled [in place](Self::tensors) and [launched](Self::launch).
+/// Nothing is copied of inputs that were filled [in place](Self::tensors).
 pub struct Step<'a, T: Element> {
     pub(super) stream: &'a Stream,
     /// The place of each layer of the model.
@@ -210,7 +210,7 @@ impl<'a, T: Element> Step<'a, T> {
     /// shares memory with a tensor of the graph and is not in its own place, or of linear attention for rows that the
     /// convolution of another layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs
     /// of linear attention with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are
-    /// lent for another layer ([`tensors`](Self::tensors)); [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of
+    /// lent for another layer ([`tensors`](Self::tensors), [`linear_tensors`](Self::linear_tensors)); [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of
     /// linear attention has failed; as for [`GraphStep::launch`](crate::GraphStep::launch).
     ///
     /// [`CacheWrite::plan`]: crate::kv::CacheWrite::plan

@@ -44,8 +44,8 @@ impl<T: Element> GraphTensors<T> {
         Some(LatentTensors { query_rope, form })
     }
 
-    /// The tensors that a layer reads.
-    pub(crate) fn inputs(&self) -> LayerInputs<'_, T> {
+    /// The tensors that a layer reads, for [`Step::forward`](crate::Step::forward).
+    pub fn inputs(&self) -> LayerInputs<'_, T> {
         LayerInputs { latent: self.latent(), ..LayerInputs::from((&self.query, &self.key, &self.value)) }
     }
 

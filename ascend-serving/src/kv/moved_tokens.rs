@@ -11,7 +11,7 @@ use crate::rules;
 use super::block_copy::uncopied;
 use super::cache::{CacheLayer, PagedKvCache};
 use super::cache_shape::LayerCache;
-use super::pool::{Block, spanning};
+use super::pool::{Block, StepProgress, spanning};
 use super::quantised::{LayerScales, QuantisedLayer};
 use super::sequence::Sequence;
 use super::slot::{head_slot, spread_slot};
@@ -153,7 +153,9 @@ impl<T: Element> PagedKvCache<T> {
         if let Some(block) = sequence.uncopied_in(self.entry()) {
             return Err(uncopied(format_args!("tokens that move, and block {block}")).into());
         }
-        if self.entry().has_open_step(sequence.stamp()) {
+        let computed = self.entry().computed_tokens(sequence.stamp());
+        let first = moves.iter().map(|(_, to)| *to).min().unwrap_or(0);
+        let Some(progress) = StepProgress::begin_moves(self.entry(), sequence.stamp(), first) else {
             return Err(Violation::new(
                 &rules::SEQUENCE_IN_PROGRESS,
                 "tokens to move of a sequence of which a step is in progress",
@@ -161,9 +163,8 @@ impl<T: Element> PagedKvCache<T> {
                 "queue all layers of the step in progress, or drop it, before tokens of its sequences are moved",
             )
             .into());
-        }
+        };
         let block_size = self.pool().block_size();
-        let computed = self.entry().computed_tokens(sequence.stamp());
         let moved = self.entry().moved(sequence.stamp());
         let (mut slots, mut targets) = (Vec::new(), 0..0);
         for &(from, to) in moves {
@@ -214,7 +215,7 @@ impl<T: Element> PagedKvCache<T> {
                 slots.push(pair);
             }
         }
-        Ok(CheckedMoves { slots, targets })
+        Ok(CheckedMoves { slots, targets, _progress: progress })
     }
 
     /// Queues the copies of moves that [`check_moves`](Self::check_moves) has checked.
@@ -264,6 +265,8 @@ struct CheckedMoves {
     slots: Vec<(usize, usize)>,
     /// The positions from the first to the last one that is moved to.
     targets: Range<usize>,
+    /// Keeps steps of the sequence from beginning until the moves are queued and noted.
+    _progress: StepProgress,
 }
 
 /// Refuses moves in a sequence with a state in layers of linear attention.

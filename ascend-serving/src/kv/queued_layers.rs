@@ -71,6 +71,11 @@ impl QueuedLayers {
         }
     }
 
+    /// Whether a layer is queued.
+    pub(crate) fn is_queued(&self, layer: usize) -> bool {
+        self.queued.get(layer) == Some(&true)
+    }
+
     /// Refuses keys that are read once more of a layer that is not queued yet, and every layer once tokens are lost.
     pub(crate) fn check_written(&self, layer: usize) -> Result<(), Violation> {
         self.check_whole(layer)?;

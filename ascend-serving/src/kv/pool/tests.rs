@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use super::*;
+use crate::kv::Sequence;
 use crate::kv::fence::{Fence, FencedQueue};
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -55,6 +56,34 @@ fn a_pool_hands_out_each_block_once() {
     assert_eq!((pool.free_blocks(), pool.held_blocks()), (2, 1));
     drop(again);
     assert_eq!((pool.free_blocks(), pool.held_blocks()), (3, 0));
+}
+
+/// A step of another thread begins before a move of its sequence's tokens or after it, never in between.
+#[test]
+fn a_step_and_a_move_of_a_sequence_exclude_each_other() {
+    let pool = BlockPool::new(4, 16, PadPolicy::SkipNegative).unwrap();
+    let cache = CacheEntry::new(&pool);
+    let mut sequence = Sequence::new(&pool);
+    let _ = sequence.grow(8).unwrap();
+    let stamp = sequence.stamp();
+    cache.mark_computed(stamp, 8);
+    let step = |cached, len| {
+        let tokens = StepTokens { stamp, cached, len, recompute: true };
+        StepProgress::begin(&pool, Some(&cache), [(0, tokens)].into_iter())
+    };
+    let moves = StepProgress::begin_moves(&cache, stamp, 4).unwrap();
+    for (cached, len) in [(7, 8), (8, 8)] {
+        assert_eq!(step(cached, len).unwrap_err().rule, &rules::SEQUENCE_IN_PROGRESS);
+    }
+    // It reads what is in front of all targets.
+    drop(step(4, 4).unwrap());
+    assert!(StepProgress::begin_moves(&cache, stamp, 4).is_none());
+    drop(moves);
+    let writing = step(7, 8).unwrap();
+    assert!(StepProgress::begin_moves(&cache, stamp, 4).is_none());
+    drop(writing);
+    assert!(StepProgress::begin_moves(&cache, stamp, 4).is_some());
+    assert_eq!(cache.computed_tokens(stamp), 8);
 }
 
 #[test]

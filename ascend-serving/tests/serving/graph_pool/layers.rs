@@ -89,7 +89,8 @@ fn replays_every_layer(stream: &Stream, mut attention: Attention<bf16>) {
                 check(row, names, layer, None, &format!("step {step}, request {request}"));
             }
         }
-        let again = replayed.launch(0).unwrap_err();
+        let [query, key, value] = tensors(on, &last, 0);
+        let again = replayed.forward(0, (&query, &key, &value)).unwrap_err();
         assert!(again.breaks(&rules::STEP_LAYER_REPEATED), "{again}");
         drop(replayed);
         on.synchronize().unwrap();
@@ -167,7 +168,7 @@ fn a_layer_that_there_is_not_is_the_same_error_eager_and_by_graphs() {
     assert!(said.contains("below 5"), "{said}");
     let forward = step.forward(5, (&query, &key, &value)).unwrap_err();
     assert_eq!(forward.to_string(), said);
-    assert_eq!(step.launch(5).unwrap_err().to_string(), said);
+    assert_eq!(step.tensors(5).unwrap_err().to_string(), said);
     // Rows and heads are checked as those of an eager step, padding aside.
     let rule =
         |step: &mut ascend_serving::Step<'_, bf16>, query| match step.forward(0, (query, &key, &value)).unwrap_err() {
@@ -439,8 +440,9 @@ fn a_step_on_another_stream_waits_for_all_that_the_one_before_has_queued() {
                 keep_busy();
                 keep_busy();
                 step.forward(0, (&ones, &ones, &ones)).unwrap();
+                let own = step.tensors(1).unwrap();
                 Graph::capture(first.device(), (), |_, ()| {
-                    assert!(step.launch(1).is_err());
+                    assert!(step.forward(1, own.inputs()).is_err());
                     Ok(())
                 })
                 .unwrap();
@@ -491,7 +493,7 @@ fn inputs_may_be_in_their_places_of_the_graph() {
     let mut step = graphs.begin(&stream, &mut metadata).unwrap();
     for layer in 0..3 {
         let own = step.tensors(layer).unwrap();
-        let own = [&own.query, &own.key, &own.value].map(Tensor::clone);
+        let own = [&own.query, &own.key, &own.value];
         let given = tensors(&stream, &[7], layer);
         let first = own.each_ref().map(|own| own.narrow(0, 0..1).unwrap());
         let second = own.each_ref().map(|own| own.narrow(0, 1..2).unwrap());
@@ -521,13 +523,13 @@ fn inputs_may_be_in_their_places_of_the_graph() {
             1 => {
                 own[0].narrow(0, 0..1).unwrap().copy_from(&stream, &given[0]).unwrap();
                 first[2].copy_from(&stream, &given[2]).unwrap();
-                (&own[0], &given[1], &first[2])
+                (own[0], &given[1], &first[2])
             }
             _ => {
                 for (place, given) in first.iter().zip(&given) {
                     place.copy_from(&stream, given).unwrap();
                 }
-                (&first[0], &first[1], &own[2])
+                (&first[0], &first[1], own[2])
             }
         };
         let rows = step.forward(layer, inputs).unwrap().download(&stream).unwrap();

@@ -87,12 +87,10 @@ fn a_step_without_graphs_has_nothing_to_fill_in_place() {
     attention.grow(&stream, &mut sequence, 3).unwrap();
     let metadata = attention.metadata(&[BatchRequest::of(&sequence, 3)], POLICY).unwrap();
     let mut step = attention.begin(&stream, &metadata).unwrap();
-    assert_eq!(rule(step.tensors(0).map(drop)), &rules::STEP_IN_PLACE);
-    assert_eq!(rule(step.linear_tensors().map(drop)), &rules::STEP_IN_PLACE);
-    assert_eq!(rule(step.launch_convolution(0).map(drop)), &rules::STEP_IN_PLACE);
-    let refused = step.launch(0).map(drop).unwrap_err();
+    assert_eq!(rule(step.linear_tensors(0).map(drop)), &rules::STEP_IN_PLACE);
+    let refused = step.tensors(0).map(drop).unwrap_err();
     assert!(refused.breaks(&rules::STEP_IN_PLACE), "{refused}");
-    assert!(refused.to_string().contains("a launch of layer 0, in a step without graphs"), "{refused}");
+    assert!(refused.to_string().contains("tensors of layer 0, in a step without graphs"), "{refused}");
     // What the refusal advises.
     check(&queue_layers(step, &stream, &[5, 6, 7], 1)[0][2 * HEADS * DIM..], &[5, 6, 7], 0, None, "advised");
 }
@@ -118,14 +116,14 @@ fn tensors_are_filled_for_one_layer_after_another() {
         }
         let refused = step.tensors(ahead).map(drop).unwrap_err();
         assert!(refused.breaks(&rules::STEP_IN_PLACE), "{refused}");
-        assert!(refused.to_string().contains(&format!("launch layer {layer} first")), "{refused}");
-        assert_eq!(rule(step.launch(ahead).map(drop)), &rules::STEP_IN_PLACE);
+        assert!(refused.to_string().contains(&format!("queue layer {layer} first")), "{refused}");
+        assert_eq!(rule(step.forward(ahead, own.inputs()).map(drop)), &rules::STEP_IN_PLACE);
         let [query, key, value] = &given;
         assert_eq!(rule(step.forward(ahead, (query, key, value)).map(drop)), &rules::STEP_IN_PLACE);
         if layer == 1 {
             step.tensors(other).unwrap();
         }
-        let output = step.launch(layer).unwrap().download(&stream).unwrap();
+        let output = step.forward(layer, own.inputs()).unwrap().download(&stream).unwrap();
         check(&output, &[7], layer, None, "filled");
         step.tensors(layer).unwrap();
         let given = tensors(&stream, &[7], ahead);

@@ -209,7 +209,9 @@ fn replays_that_do_not_go_on_from_their_states_are_refused() {
             true => graphs.queue(&stream, &mut broken, &[4], 0..1).map(drop),
             false => {
                 let mut step = graphs.graphs.begin(&stream, &mut broken).unwrap();
-                step.launch_convolution(LINEAR[0]).unwrap();
+                let own = step.linear_tensors(LINEAR[0]).unwrap();
+                let x = &own.convolution.as_ref().unwrap().x;
+                step.convolve(LINEAR[0], (x, &graphs.weights[LINEAR[0]])).unwrap();
                 step.end()
             }
         };
@@ -331,18 +333,21 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     let wide = zeros(&[1, HEADS, DIM]);
 
     is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_CONVOLUTION);
-    is(step.launch(layer).map(drop), &rules::STEP_CONVOLUTION);
+    let own = step.linear_tensors(layer).unwrap();
+    is(step.forward(layer, own.inputs()).map(drop), &rules::STEP_CONVOLUTION);
+    is(step.linear_tensors(other).map(drop), &rules::STEP_IN_PLACE);
+    is(step.convolve(other, (&rows.mixed, &weights[other])).map(drop), &rules::STEP_IN_PLACE);
     is(step.convolve(layer, (&rows.mixed, &weights[other])).map(drop), &rules::GRAPH_INPUTS);
     let bias = zeros(&[CONVOLUTION.channels]);
     let biased = ConvolutionInputs::from((&rows.mixed, &weights[layer])).bias(&bias);
     is(step.convolve(layer, biased).map(drop), &rules::GRAPH_INPUTS);
     is(step.convolve(layer, (&longer.mixed, &weights[layer])).map(drop), &rules::STEP_TOKENS);
     is(step.convolve(FULL, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_KIND);
-    is(step.launch_convolution(LAYERS).map(drop), &rules::ARGUMENT_VALUE);
+    is(step.linear_tensors(LAYERS).map(drop), &rules::ARGUMENT_VALUE);
     is(step.tensors(layer).map(drop), &rules::STEP_KIND);
     step.convolve(layer, (&rows.mixed, &weights[layer])).unwrap();
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_CONVOLUTION);
-    is(step.launch_convolution(layer).map(drop), &rules::STEP_CONVOLUTION);
+    is(step.linear_tensors(FULL).map(drop), &rules::STEP_KIND);
 
     let tensors = rows.tensors(&value);
     let without = DeltaTensors::new((tensors.query, tensors.key, tensors.value), tensors.beta);
@@ -356,7 +361,7 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.forward(LAYERS, rows.tensors(&value)).map(drop), &rules::ARGUMENT_VALUE);
     let mut narrow = zeros(&[1, SHAPE.value_heads, SHAPE.value_dim - 1]);
     is(step.forward_into(layer, rows.tensors(&value), &mut narrow), &rules::PLAN_TENSORS);
-    let mut of_graph = step.linear_tensors().unwrap().output.clone();
+    let mut of_graph = own.output.clone();
     is(step.forward_into(layer, rows.tensors(&value), &mut of_graph), &rules::ARGUMENT_MEMORY);
     // The windows of the other layer.
     let windows = attention.states().unwrap().windows(1).unwrap();
@@ -367,13 +372,13 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_LAYER_REPEATED);
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);
     // The tensors of the graph, filled in place.
-    let tensors = step.linear_tensors().unwrap();
+    let tensors = step.linear_tensors(other).unwrap();
     let convolution = tensors.convolution.as_ref().unwrap();
     let (x, y) = (convolution.x.clone(), convolution.y.clone());
     let own = tensors.value.clone();
     let rows = Rows::new(&stream, &[4], 0, other);
     x.narrow(0, 0..1).unwrap().copy_from(&stream, &rows.mixed).unwrap();
-    step.launch_convolution(other).unwrap();
+    step.convolve(other, (&x, &weights[other])).unwrap();
     let values = y.narrow(1, 0..VALUES).unwrap().contiguous(&stream).unwrap();
     own.copy_from(&stream, &values.reshape(own.shape()).unwrap()).unwrap();
     let own = own.narrow(0, 0..1).unwrap();
@@ -488,11 +493,14 @@ fn a_replay_that_fails_is_refused_afterwards() {
         let failed = outcome.unwrap_err();
         assert!(matches!(failed, Error::Attention(_)), "{failed}");
     };
-    failed(step.launch(FULL).map(drop));
-    is(step.launch(FULL).map(drop), &rules::STEP_LAYER_REPEATED);
-    failed(step.launch_convolution(LINEAR[0]).map(drop));
-    is(step.launch_convolution(LINEAR[0]).map(drop), &rules::STATE_TORN);
-    is(step.launch(LINEAR[0]).map(drop), &rules::STATE_TORN);
+    let own = step.tensors(FULL).unwrap();
+    failed(step.forward(FULL, own.inputs()).map(drop));
+    is(step.forward(FULL, own.inputs()).map(drop), &rules::STEP_LAYER_REPEATED);
+    let own = step.linear_tensors(LINEAR[0]).unwrap();
+    let x = &own.convolution.as_ref().unwrap().x;
+    failed(step.convolve(LINEAR[0], (x, &graphs.weights[LINEAR[0]])).map(drop));
+    is(step.convolve(LINEAR[0], (x, &graphs.weights[LINEAR[0]])).map(drop), &rules::STATE_TORN);
+    is(step.forward(LINEAR[0], own.inputs()).map(drop), &rules::STATE_TORN);
     drop(step);
     is(attention.begin(&stream, &next).map(drop), &rules::STATE_TORN);
     is(graphs.graphs.begin(&stream, &mut next).map(drop), &rules::STATE_TORN);

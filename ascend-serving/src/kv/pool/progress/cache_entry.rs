@@ -57,13 +57,6 @@ impl CacheEntry {
         self.paired.load(Ordering::Relaxed)
     }
 
-    /// Whether a step of a sequence is in progress in this cache.
-    pub(in crate::kv) fn has_open_step(&self, sequence: SequenceStamp) -> bool {
-        let mut table = lock(self.pool.progress_table());
-        let mut progress = table.progress(Some(self.place), sequence.place);
-        progress.any(|progress| progress.open > 0)
-    }
-
     /// The number of first tokens of a sequence that this cache has.
     pub(crate) fn computed_tokens(&self, sequence: SequenceStamp) -> usize {
         let mut table = lock(self.pool.progress_table());

@@ -306,7 +306,7 @@ fn open_tokens(whose: &dyn fmt::Display, cached: usize, len: usize) -> Violation
         _ => format!("tokens {cached} to {}", len - 1),
     };
     rules::SEQUENCE_IN_PROGRESS.broken(
-        format_args!("{tokens} of {whose}, of whose sequence a step is in progress"),
+        format_args!("{tokens} of {whose}, of whose sequence a step, or a move of tokens, is in progress"),
         "one step of a sequence at a time",
     )
 }

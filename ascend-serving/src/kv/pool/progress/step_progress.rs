@@ -8,9 +8,9 @@ use ascend_attention::Violation;
 use crate::kv::pool::BlockPool;
 use crate::sharing::lock;
 
-use super::{CacheEntry, StepTokens};
+use super::{CacheEntry, SequenceStamp, StepTokens};
 
-/// The sequences of a step in progress, for one cache of their pool or all. Unless the step
+/// The sequences of a step or a move in progress, for one cache of their pool or all. Unless the step
 /// [ends](StepProgress::end), the tokens of the step do not count as computed.
 pub(crate) struct StepProgress {
     pool: BlockPool,
@@ -47,6 +47,24 @@ impl StepProgress {
         let began = table.tick();
         drop(table);
         Ok(Self { pool: pool.clone(), cache: cache.cloned(), tokens: all, began, ended: false, missing: None })
+    }
+
+    /// Begins to move tokens of a sequence in a cache to positions of which `first` is the least, unless a step of the
+    /// sequence is in progress. No step of the sequence begins there that writes, or that reads from that position on,
+    /// before this is dropped.
+    pub(in crate::kv) fn begin_moves(cache: &Arc<CacheEntry>, stamp: SequenceStamp, first: usize) -> Option<Self> {
+        let pool = cache.pool();
+        let place = Some(cache.place());
+        let mut table = lock(pool.progress_table());
+        if table.progress(place, stamp.place).any(|progress| progress.open > 0) {
+            return None;
+        }
+        let tokens = StepTokens { stamp, cached: first, len: usize::MAX, recompute: true };
+        table.open(place, &tokens);
+        let began = table.tick();
+        drop(table);
+        let cache = Some(Arc::clone(cache));
+        Some(Self { pool: pool.clone(), cache, tokens: vec![tokens], began, ended: false, missing: None })
     }
 
     /// Whether the step writes tokens, and does not only read. Steps of no sequence are not known to read only.
