@@ -55,7 +55,7 @@ pub(super) struct Prompts {
 
 impl Prompts {
     fn rows(&self) -> Range<usize> {
-        0..self.prompt.rows().saturating_mul(self.requests)
+        0..self.prompt.rows() * self.requests
     }
 
     /// For each request its new tokens among those of the call, and their place in the padded tensors.
@@ -63,9 +63,9 @@ impl Prompts {
         let Prompt { new, keys, .. } = self.prompt;
         let rows = self.prompt.rows();
         (0..self.requests).map(move |request| {
-            let token = request.saturating_mul(new);
-            let behind = request.saturating_mul(rows).saturating_add(keys);
-            (token..token.saturating_add(new), behind.saturating_sub(new)..behind)
+            let token = request * new;
+            let behind = request * rows + keys;
+            (token..token + new, behind.saturating_sub(new)..behind)
         })
     }
 }
@@ -115,7 +115,7 @@ impl<T: Element> CopiedRows<T> {
     ) -> Result<Self> {
         let (mut queries, mut keys, mut is_cached) = (0usize, 0usize, false);
         for (prompt, requests) in calls {
-            let rows = prompt.rows().saturating_mul(requests);
+            let rows = prompt.rows() * requests;
             is_cached |= prompt.cached;
             if prompt.copies_keys() {
                 keys = keys.max(rows);
@@ -130,8 +130,8 @@ impl<T: Element> CopiedRows<T> {
         }
         let device = step.stream.device();
         let zeroed = |rows: usize, like: &Tensor<T>, heads: usize| -> Result<Tensor<T>> {
-            let hidden = heads.saturating_mul(size(like, 2));
-            let buffer = device.alloc_zeroed(rows.saturating_mul(hidden))?;
+            let hidden = heads * size(like, 2);
+            let buffer = device.alloc_zeroed(rows * hidden)?;
             Ok(Tensor::from_buffer(&buffer, [rows, hidden])?)
         };
         let key_rows = |rows: usize| -> Result<KeyRows<T>> {
@@ -157,7 +157,7 @@ impl<T: Element> CopiedRows<T> {
     pub(super) fn bytes(&self) -> usize {
         let rows = [&self.keys, &self.zeros].map(|rows| [&rows.key, &rows.value]);
         let all = [&self.query, &self.attention].into_iter().chain(rows.into_iter().flatten());
-        all.map(tensor_bytes).fold(0, usize::saturating_add)
+        all.map(tensor_bytes).sum::<usize>()
     }
 
     /// The query of the call.
@@ -187,7 +187,7 @@ impl<T: Element> CopiedRows<T> {
         let rows = prompts.prompt.rows();
         let filled = rows.saturating_sub(prompts.prompt.keys);
         for (request, (tokens, at)) in prompts.places().enumerate() {
-            let first = request.saturating_mul(rows);
+            let first = request * rows;
             let place = self.keys.narrow(first..at.end)?;
             match prompts.cached.get(request) {
                 Some(cached) => cache.gather(stream, cached, &place.key, &place.value)?,
@@ -195,7 +195,7 @@ impl<T: Element> CopiedRows<T> {
             }
             if filled > 0 {
                 // What another call left there may be NaN, and a hidden value that is NaN still makes the sum NaN.
-                let behind = self.keys.narrow(at.end..at.end.saturating_add(filled))?;
+                let behind = self.keys.narrow(at.end..at.end + filled)?;
                 behind.copy_from(stream, &self.zeros.narrow(0..filled)?)?;
             }
         }

@@ -56,16 +56,16 @@ impl<T: Element> DenseRows<T> {
         (dtype, channels): (DType, Option<&AnyTensor>),
     ) -> Result<Self> {
         let [heads, dim] = [1, 2].map(|axis| size(like, axis));
-        let hidden = heads.saturating_mul(dim);
+        let hidden = heads * dim;
         // All calls have one size, so that one plan serves them.
         let calls = rows.div_ceil(FiaCall::MOST_SEQUENCES as usize);
         let rows_per_call = rows.div_ceil(calls.max(1));
-        let all = rows_per_call.saturating_mul(calls);
-        let elements = all.saturating_mul(hidden);
+        let all = rows_per_call * calls;
+        let elements = all * hidden;
         let quantised = device.alloc_zeroed::<i8>(elements)?;
         let quantised = Tensor::from_buffer(&quantised, [all, hidden])?;
         let dequantised = Tensor::<T>::empty(device, [all, hidden])?;
-        let zeros = device.alloc_zeroed::<T>(rows_per_call.saturating_mul(hidden))?;
+        let zeros = device.alloc_zeroed::<T>(rows_per_call * hidden)?;
         let zeros: AnyTensor = Tensor::from_buffer(&zeros, [rows_per_call, 1, hidden])?.into();
         let of_tokens = if channels.is_some() { 0 } else { all };
         let scales = device.alloc_zeroed::<f32>(of_tokens)?;
@@ -89,19 +89,16 @@ impl<T: Element> DenseRows<T> {
 
     /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
-        let zeros = self.dequantiser.zeros.len().saturating_mul(size_of::<T>());
-        tensor_bytes(&self.quantised)
-            .saturating_add(tensor_bytes(&self.dequantised))
-            .saturating_add(tensor_bytes(&self.scales))
-            .saturating_add(zeros)
+        let zeros = self.dequantiser.zeros.len() * size_of::<T>();
+        tensor_bytes(&self.quantised) + tensor_bytes(&self.dequantised) + tensor_bytes(&self.scales) + zeros
     }
 
     /// Queues the dequantisation of all rows.
     pub(super) fn dequantise(&self, stream: &Stream, channels: Option<&AnyTensor>) -> Result<()> {
         let Dequantiser { plan, dtype, zeros, rows_per_call, calls } = &self.dequantiser;
         for call in 0..*calls {
-            let first = call.saturating_mul(*rows_per_call);
-            let place = first..first.saturating_add(*rows_per_call);
+            let first = call * rows_per_call;
+            let place = first..first + rows_per_call;
             let shape = zeros.shape();
             let quantised = self.quantised.narrow(0, place.clone())?.reshape(shape)?;
             let quantised = quantised.bits_as(*dtype)?;

@@ -56,7 +56,7 @@ impl MxFp8Query {
         let (floats, mut powers) = quantise_mxfp8(&host_numbers(stream, query)?);
         if let &[kv_heads, tokens, _, _, _] = self.powers.shape() {
             // From `[tokens, N, D/32]` to `[Nkv, tokens, N/Nkv, D/32]`.
-            let rows = tokens.saturating_mul(kv_heads);
+            let rows = tokens * kv_heads;
             let of_key_head = powers.len().checked_div(rows).unwrap_or(0);
             let by_key_head = (0..kv_heads).flat_map(|kv_head| {
                 let chunks = powers.chunks(of_key_head.max(1));

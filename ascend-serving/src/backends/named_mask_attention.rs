@@ -38,12 +38,12 @@ pub(super) fn program<T: Element>(step: &StepContext<'_>) -> Result<StepProgram<
     let (mut request, mut token) = (0usize, 0usize);
     let mut calls = Vec::new();
     for neighbours in neighbours(step.metadata) {
-        let requests = request..request.saturating_add(neighbours.len());
+        let requests = request..request + neighbours.len();
         let new = neighbours.first().map_or(0, |request| request.new);
-        let tokens = token..token.saturating_add(new.saturating_mul(neighbours.len()));
+        let tokens = token..token + new * neighbours.len();
         (request, token) = (requests.end, tokens.end);
         let lengths = neighbours.iter();
-        let lengths = lengths.map(|request| request.cached.saturating_add(request.new));
+        let lengths = lengths.map(|request| request.cached + request.new);
         let call = StepCall::batched(Layout::Bsh, PerRequest::new(lengths.collect())?);
         let call = call.rows(tokens).requests(requests);
         calls.push(call.named_mask(mask, neighbours));

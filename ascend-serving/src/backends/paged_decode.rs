@@ -26,7 +26,7 @@ pub(super) fn rows<T: Element>(layout: Layout, query: &Tensor<T>) -> Result<Tens
     let [tokens, heads, dim] = sizes(query);
     match layout {
         Layout::Bnsd => Ok(query.reshape([tokens, heads, 1, dim])?),
-        _ => Ok(query.reshape([tokens, 1, heads.saturating_mul(dim)])?),
+        _ => Ok(query.reshape([tokens, 1, heads * dim])?),
     }
 }
 

@@ -70,12 +70,12 @@ impl Neighbours {
                 (1, 0) => Call::Incre,
                 _ => Call::Prompt(Prompt {
                     new,
-                    keys: cached.saturating_sub(shown_from).saturating_add(new),
+                    keys: cached.saturating_sub(shown_from) + new,
                     cached: cached > 0,
                     masked: new > 1 && causality != Causality::Bidirectional,
                 }),
             };
-            let (behind, end) = (request.saturating_add(1), token.saturating_add(new));
+            let (behind, end) = (request + 1, token + new);
             match all.last_mut() {
                 Some(last) if last.call == call && last.requests.len() < call.most_requests() => {
                     (last.requests.end, last.tokens.end) = (behind, end);

@@ -40,14 +40,14 @@ impl RequestKeys {
         let (mut token, mut row) = (singles, 0usize);
         for (request, (new, cached)) in metadata.new_and_cached().enumerate().skip(singles) {
             let copied = match step.shares_keys {
-                true => cached.saturating_add(new),
+                true => cached + new,
                 false => cached,
             };
             let rows = metadata.cached_rows([(request, causality.shown_from(cached)..copied)])?;
-            let behind = row.saturating_add(rows.len());
-            let next = token.saturating_add(new);
+            let behind = row + rows.len();
+            let next = token + new;
             let own = if step.shares_keys { next..next } else { token..next };
-            let end = behind.saturating_add(own.len());
+            let end = behind + own.len();
             all.push(Self { cached: rows, cached_rows: row..behind, own, own_rows: behind..end });
             ends.push(end);
             (token, row) = (next, end);

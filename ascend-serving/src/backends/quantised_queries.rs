@@ -99,8 +99,8 @@ impl QuantisedQueries {
 
     /// Zeros in place of queries, with scales of 0.
     pub(crate) fn zeros(device: &Device, stored: QuantisedType, [tokens, heads, dim]: [usize; 3]) -> Result<Self> {
-        let of_heads = tokens.saturating_mul(heads);
-        let query = device.alloc_zeroed::<i8>(of_heads.saturating_mul(dim))?;
+        let of_heads = tokens * heads;
+        let query = device.alloc_zeroed::<i8>(of_heads * dim)?;
         let scale = device.alloc_zeroed::<f32>(of_heads)?;
         Ok(Self {
             query: Tensor::from_buffer(&query, [tokens, heads, dim])?.bits_as(stored.dtype())?,

@@ -92,13 +92,13 @@ impl SharedPrefixDecode {
             prefix.blocks.saturating_sub(hidden.div_ceil(block_size))
         };
         let once = prefixes.iter().map(seen).min().filter(|once| *once > 0)?;
-        let keys = once.saturating_mul(block_size);
+        let keys = once * block_size;
         let left = NonZeroUsize::new(window.get().saturating_sub(keys))?;
         let is_shared = |at: usize| prefixes.iter().any(|prefix| prefix.requests.contains(&at));
         let mut each = lengths.iter().enumerate();
         let whole = each.all(|(at, len)| *len <= left.get() || is_shared(at));
         let others = prefixes.iter().map(|prefix| prefix.requests.len().saturating_sub(1));
-        let saved = others.fold(0usize, |sum, others| sum.saturating_add(keys.saturating_mul(others)));
+        let saved = others.fold(0usize, |sum, others| sum + keys * others);
         let pays = keys >= self.min_shared_keys && saved >= self.min_saved_keys;
         (whole && pays).then_some(Division { prefixes, blocks: Some(once), causality: Causality::Window(left) })
     }
@@ -109,20 +109,20 @@ impl SharedPrefixDecode {
         let shared = shared_with_next(metadata);
         // Entry `n` is for the first `n` requests: the most keys saved, and the last shared prefix.
         let mut best: Vec<(usize, Option<SharedPrefix>)> = vec![(0, None)];
-        for end in 1..=shared.len().saturating_add(1) {
+        for end in 1..=shared.len() + 1 {
             let mut found = (best.last().map_or(0, |(saved, _)| *saved), None);
             let mut blocks = usize::MAX;
             let steps = shared.iter().enumerate().take(end.saturating_sub(1)).rev();
             for (start, with_next) in steps {
                 blocks = blocks.min(*with_next);
-                let keys = blocks.saturating_mul(block_size);
+                let keys = blocks * block_size;
                 if keys == 0 || keys < self.min_shared_keys {
                     break;
                 }
                 let others = end.saturating_sub(start).saturating_sub(1);
                 let before = best.get(start).map_or(0, |(saved, _)| *saved);
-                let saved = before.saturating_add(keys.saturating_mul(others));
-                if others.saturating_add(1) >= self.min_requests && saved > found.0 {
+                let saved = before + keys * others;
+                if others + 1 >= self.min_requests && saved > found.0 {
                     let requests = start..end;
                     found = (saved, Some(SharedPrefix { requests, blocks }));
                 }
@@ -135,7 +135,7 @@ impl SharedPrefixDecode {
         let mut prefixes = Vec::new();
         while let Some((_, last)) = best.pop() {
             if let Some(prefix) = last {
-                best.truncate(prefix.requests.start.saturating_add(1));
+                best.truncate(prefix.requests.start + 1);
                 prefixes.push(prefix);
             }
         }
@@ -207,7 +207,7 @@ impl Lists {
     fn new(step: &StepContext<'_>, causality: Causality, division: &Division) -> Result<Self> {
         let table = step.metadata.table();
         let block_size = step.block_table.block_size();
-        let keys = |blocks: usize| blocks.saturating_mul(block_size);
+        let keys = |blocks: usize| blocks * block_size;
         let requests = step.metadata.new_and_cached();
         let mut prefixes = division.prefixes.iter().peekable();
         let (mut prefix_ends, mut prefix_keys, mut prefix_rows) = (vec![], vec![], vec![]);
@@ -219,7 +219,7 @@ impl Lists {
             let once = prefix.map_or(0..0, |prefix| division.once(prefix));
             let blocks = once.len();
             let row = table.row(at).unwrap_or_default();
-            end = end.saturating_add(new);
+            end += new;
             // The rows of a shared prefix are one sequence over its blocks; the rows between two are one sequence
             // without keys.
             let begins = match prefix {
@@ -232,7 +232,7 @@ impl Lists {
                     prefix_ends.push(end);
                     prefix_keys.push(keys(blocks));
                     // A call needs a block for each sequence, also for sequences without keys.
-                    let named = once.start..once.end.max(once.start.saturating_add(1));
+                    let named = once.start..once.end.max(once.start + 1);
                     prefix_rows.push(row.get(named).unwrap_or(row).to_vec());
                 }
             }
@@ -240,8 +240,8 @@ impl Lists {
             // Blocks before those that are read once, from the first on that a token sees.
             let first = causality.shown_from(cached).checked_div(block_size);
             let first = first.unwrap_or(0).min(once.start);
-            let own = cached.saturating_sub(keys(first.saturating_add(blocks)));
-            suffix_keys.push(new.saturating_add(own));
+            let own = cached.saturating_sub(keys(first + blocks));
+            suffix_keys.push(new + own);
             let behind = row.get(once.end..).unwrap_or_default();
             let front = row.get(first..once.start).unwrap_or_default();
             suffix_rows.push([front, behind].concat());

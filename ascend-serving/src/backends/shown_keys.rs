@@ -271,7 +271,7 @@ impl<'a> StepRow<'a> {
             keys,
             seen: match step.mask {
                 LayerMask::Causality(Causality::Bidirectional) => Some(0..keys),
-                LayerMask::Causality(causality) => Some(causality.shown_from(position)..position.saturating_add(1)),
+                LayerMask::Causality(causality) => Some(causality.shown_from(position)..position + 1),
                 LayerMask::Named(_) => None,
             },
             mask: step.mask,
@@ -445,7 +445,7 @@ struct CountedCalls<'a> {
 impl<'a> CountedCalls<'a> {
     fn of(parts: &'a [PartsOfRows]) -> Self {
         let ends = parts.iter().scan(0usize, |end, entry| {
-            *end = end.saturating_add(entry.rows);
+            *end += entry.rows;
             Some(*end)
         });
         Self { ends: ends.collect(), parts }

@@ -216,7 +216,7 @@ impl StepCall {
             Some(ends) => ends.ends().to_vec(),
             None => (1..=self.sequences()).map(|sequence| each * sequence).collect(),
         };
-        let of_step = ends.into_iter().map(|end| rows.start.saturating_add(end));
+        let of_step = ends.into_iter().map(|end| rows.start + end);
         (rows.start, of_step.collect())
     }
 
@@ -255,7 +255,7 @@ impl StepCall {
         let requests = self.sequences();
         let each = tokens.checked_div(requests).unwrap_or(0);
         Ok(match self.layout {
-            Layout::Bsh => rows.reshape([requests, each, heads.saturating_mul(dim)])?,
+            Layout::Bsh => rows.reshape([requests, each, heads * dim])?,
             Layout::Bsnd => rows.reshape([requests, each, heads, dim])?,
             Layout::Bnsd => rows.reshape([tokens, heads, 1, dim])?,
             _ => rows.clone(),

@@ -99,7 +99,7 @@ impl PlannedCall {
             }
         };
         if let CallMask::Named(..) = call.mask {
-            held_bytes = held_bytes.saturating_add(mask.tensor_bytes());
+            held_bytes += mask.tensor_bytes();
         }
         let description = call.description(step.shape, first, mask).softmax_lse(lse);
         let queries = call.queries(first)?;
@@ -111,7 +111,7 @@ impl PlannedCall {
 
 /// Keys of a named mask's row: the tokens of every block in a row of the table.
 fn mask_columns(table: &BlockTable) -> usize {
-    table.columns().saturating_mul(table.block_size())
+    table.columns() * table.block_size()
 }
 
 impl<T: Element> StepPlan<T> {

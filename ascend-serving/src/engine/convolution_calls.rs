@@ -38,10 +38,10 @@ impl ConvolutionRows {
     pub(crate) fn of(front: usize, states: &[StateLease], (requests, rows): (usize, usize)) -> Self {
         let states = || states.iter().filter(|state| state.new_tokens() > 0);
         let requests = requests.max(states().count());
-        let windows = requests.saturating_mul(front);
+        let windows = requests * front;
         let mut sequences = Vec::with_capacity(requests);
         let mut begins = Vec::with_capacity(requests);
-        let mut places = vec![vec![NOWHERE; windows.saturating_add(rows)]; front];
+        let mut places = vec![vec![NOWHERE; windows + rows]; front];
         let (mut first, mut keeps) = (0usize, false);
         for (request, state) in states().enumerate() {
             let (new, slots) = (state.new_tokens(), state.row());
@@ -53,22 +53,22 @@ impl ConvolutionRows {
                 for (token, slot) in slots.iter().enumerate() {
                     for (row, places) in places.iter_mut().enumerate() {
                         // Counted in the window in front of the request's rows and in these as one.
-                        let from = token.saturating_add(1).saturating_add(row);
+                        let from = token + 1 + row;
                         let source = match from.checked_sub(front) {
-                            None => request.saturating_mul(front).saturating_add(from),
-                            Some(own) => windows.saturating_add(first).saturating_add(own),
+                            None => request * front + from,
+                            Some(own) => windows + first + own,
                         };
                         if let Some(place) = places.get_mut(source) {
-                            *place = slot.saturating_mul(front).saturating_add(row) as i64;
+                            *place = (slot * front + row) as i64;
                         }
                     }
                 }
             }
-            first = first.saturating_add(new);
+            first += new;
         }
         // The last one has the rows of the padding.
         while sequences.len() < requests {
-            let is_last = sequences.len().saturating_add(1) == requests;
+            let is_last = sequences.len() + 1 == requests;
             let rows = if is_last { rows.saturating_sub(first) } else { 0 };
             sequences.push(ConvSequence { rows, line: None, continues: true });
             begins.push([0]);
@@ -199,9 +199,9 @@ impl<T: Element> KeptWindows<T> {
         let gather = GatherPaKvCache::new().plan(&begins, (&blocks, &blocks))?;
         let gathered = begins.tokens();
         let all = rows.places.first().map_or(0, Vec::len);
-        let elements = all.saturating_mul(channels);
+        let elements = all * channels;
         let history = Tensor::from_buffer(&stream.device().alloc_zeroed::<T>(elements)?, [all, channels])?;
-        let pool_rows = slots.saturating_mul(front);
+        let pool_rows = slots * front;
         let places =
             rows.places.iter().map(|places| Ok(SlotMapping::allowing(stream, places, pool_rows, &[NOWHERE_LINT])?));
         let places = places.collect::<Result<Vec<_>>>()?;

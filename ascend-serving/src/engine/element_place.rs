@@ -48,7 +48,7 @@ impl TokenHeads {
             TokenOrder::TokensFirst => (outer, inner),
             TokenOrder::HeadsFirst => (inner, outer),
         };
-        let of_step = self.first_token.saturating_add(token);
+        let of_step = self.first_token + token;
         let request = ends.partition_point(|end| *end <= of_step);
         let before = request.checked_sub(1).and_then(|before| ends.get(before));
         ElementPlace {

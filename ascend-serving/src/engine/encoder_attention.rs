@@ -264,11 +264,11 @@ fn runs_of(lengths: &[usize], most: usize) -> Vec<Run> {
     let mut length_of_last = 0;
     let mut first = 0usize;
     for &length in lengths.iter().filter(|&&length| length > 0) {
-        let end = first.saturating_add(length);
+        let end = first + length;
         match runs.last_mut() {
             Some(run) if length_of_last == length && run.sequences < most => {
                 run.tokens.end = end;
-                run.sequences = run.sequences.saturating_add(1);
+                run.sequences += 1;
             }
             _ => runs.push(Run { tokens: first..end, sequences: 1 }),
         }

@@ -40,13 +40,13 @@ impl DeltaRun {
                 run.lengths.push(state.new_tokens());
                 run.slots.push(state.row());
             }
-            first = first.saturating_add(state.new_tokens());
+            first += state.new_tokens();
         }
         runs
     }
 
     fn rows(&self) -> Range<usize> {
-        self.first..self.first.saturating_add(self.lengths.iter().sum())
+        self.first..self.first + self.lengths.iter().sum::<usize>()
     }
 
     /// Plans the calls for all layers, with the states and rows of the first one.
@@ -95,10 +95,10 @@ impl DeltaRun {
         let mut calls = Vec::new();
         let mut first = self.first;
         for (length, slots) in self.lengths.iter().zip(&self.slots) {
-            let end = first.saturating_add(*length);
+            let end = first + *length;
             let mut plans: [Option<Arc<RecurrentDeltaPlan>>; 2] = [None, None];
             for begin in (first..end).step_by(most) {
-                let rows = begin..begin.saturating_add(most).min(end);
+                let rows = begin..(begin + most).min(end);
                 let plan = &mut plans[usize::from(rows.len() < most)];
                 let plan = match plan {
                     Some(plan) => Arc::clone(plan),

@@ -245,7 +245,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         let fix = "bring the channels of the convolution in the `StateShape`";
         self.check_rows(("x", inputs.x, x), format_args!("layer {layer} of linear attention"), fix)?;
         copy_rows(stream, std::iter::once(("x", &**inputs.x, &**x)))?;
-        leased.note_call(self.replays.launch(self.layers.saturating_add(place.layer), queued))?;
+        leased.note_call(self.replays.launch(self.layers + place.layer, queued))?;
         self.convolved = Some(place.layer);
         Ok(y.clone())
     }

@@ -31,7 +31,7 @@ struct Free {
 
 impl Free {
     fn count(&self) -> usize {
-        self.given_back.len().saturating_add(self.unused.len())
+        self.given_back.len() + self.unused.len()
     }
 }
 
@@ -255,7 +255,7 @@ impl RequestState {
         if drafts > 0 && !held.keeps(new) {
             return Err(rules::STATE_DRAFTS.broken(
                 format_args!("{new} new tokens of request {at}, {drafts} of them drafts"),
-                format_args!("at most {}, for each of which its state has a slot", held.pool.drafts.saturating_add(1)),
+                format_args!("at most {}, for each of which its state has a slot", held.pool.drafts + 1),
             ));
         }
         Ok(())
@@ -297,7 +297,7 @@ impl HeldState {
         &mut self,
         fill: impl FnOnce(Option<&StateSlot>, &StateSlot) -> Result<(), E>,
     ) -> Result<(), E> {
-        let missing = self.pool.drafts.saturating_add(1).saturating_sub(self.own_slots().count());
+        let missing = (self.pool.drafts + 1).saturating_sub(self.own_slots().count());
         let moves = self.kept.last().is_none_or(StateSlot::is_shared);
         let mut taken = self.pool.take(missing.max(usize::from(moves)))?;
         if moves && let Some(present) = taken.pop() {
@@ -334,7 +334,7 @@ impl HeldState {
 
     /// Whether a step of this number of tokens has a slot for the state behind each.
     fn keeps(&self, new: usize) -> bool {
-        new <= self.pool.drafts.saturating_add(1)
+        new <= self.pool.drafts + 1
     }
 
     /// The slots without another holder, in the order in which a step writes them: the present state is in the first.
@@ -398,7 +398,7 @@ impl StateLease {
         let others = others.filter(|slot| row.iter().all(|own| own.number() != slot.number()));
         held.spare = others.filter(|slot| !slot.is_shared()).collect();
         held.kept = row;
-        held.tokens = held.tokens.saturating_add(self.new);
+        held.tokens += self.new;
         (held.torn, held.leased) = (false, false);
     }
 }

@@ -34,7 +34,7 @@ impl KeyChoice {
         let runs = |keys: usize| keys.div_ceil(keys_per_index);
         let columns = runs(metadata.longest());
         let mut list = Vec::new();
-        let elements = metadata.tokens().saturating_mul(columns);
+        let elements = metadata.tokens() * columns;
         let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "compute fewer tokens in a step");
         room(&mut list, elements, rule, fix)?;
         for (new, cached) in metadata.new_and_cached() {

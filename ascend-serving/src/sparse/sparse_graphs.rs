@@ -121,7 +121,7 @@ impl<T: Element> SparseLatent<T> {
         let graphs = GraphPool::capture_layers(
             stream.device(),
             &limits.rows(),
-            layers.saturating_add(indexers),
+            layers + indexers,
             |rows| {
                 let requests = limits.each.requests(rows);
                 group.check_size(requests)?;

@@ -380,7 +380,7 @@ impl<T: Element> ReplayedSparse<'_, T> {
             ("index key", key, &buffers.index_key),
         ];
         copy_rows(stream, copies.into_iter())?;
-        let launched = self.replays.launch(graphs_of_layers.saturating_add(indexer), layers);
+        let launched = self.replays.launch(graphs_of_layers + indexer, layers);
         // Unless it is refused, the choice of the indexer before may be overwritten.
         match &launched {
             Ok(()) => self.latest = Some(indexer),

@@ -153,7 +153,7 @@ impl<T: Element> LatentSpace<T> {
     /// Bytes of device memory.
     pub(super) fn bytes(&self) -> usize {
         let latents = self.dense.as_ref().map_or(tensor_bytes(&self.latent), DenseRows::bytes);
-        latents.saturating_add(tensor_bytes(&self.key_rope))
+        latents + tensor_bytes(&self.key_rope)
     }
 
     /// Bytes of workspace of its calls.

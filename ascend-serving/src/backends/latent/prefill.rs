@@ -155,12 +155,12 @@ impl<T: Element> MlaPrefill<T> {
         let query_rope = query_rope.narrow(0, part.tokens.clone())?;
         let (heads, dim) = (step.shape.heads, size(first.query, 2));
         let [latent_dim, rope_dim] = [size(first.key, 2), size(&query_rope, 2)];
-        let head = dim.saturating_mul(2).saturating_add(rope_dim);
-        let row = latent_dim.saturating_add(rope_dim);
-        let row = row.saturating_add(heads.saturating_mul(head));
+        let head = dim * 2 + rope_dim;
+        let row = latent_dim + rope_dim;
+        let row = row + heads * head;
         // Latents of one byte are dequantised by a call whose queries are zeros.
-        let stored = first.quantised.map_or(0, |_| latent_dim.saturating_mul(1 + size_of::<T>()));
-        let row_bytes = row.saturating_mul(size_of::<T>()).saturating_add(stored).max(1);
+        let stored = first.quantised.map_or(0, |_| latent_dim * (1 + size_of::<T>()));
+        let row_bytes = (row * size_of::<T>() + stored).max(1);
         let capacity = workspace_bytes.checked_div(row_bytes).unwrap_or(0);
         let block_size = step.metadata.settings().block_size;
         let context = ContextChunks::new(&part.cached(), capacity, block_size)?;
@@ -298,7 +298,7 @@ impl<T: Element> MlaPrefill<T> {
         let [_, merged] = &space.merged;
         let mut at = 0;
         for rows in &self.rows {
-            let place = at..rows.len().saturating_add(at);
+            let place = at..rows.len() + at;
             at = place.end;
             for (to, from) in [(to_query, query), (to_rope, query_rope), (&merged.attention, &own.attention)] {
                 let from = from.narrow(0, rows.clone())?;
@@ -317,7 +317,7 @@ impl<T: Element> MlaPrefill<T> {
         let before = self.rows.iter().take(requests.start).map(Range::len);
         let mut at: usize = before.sum();
         for rows in self.rows.get(requests).unwrap_or(&[]) {
-            let place = at..rows.len().saturating_add(at);
+            let place = at..rows.len() + at;
             at = place.end;
             let from = merged.attention.narrow(0, place)?;
             let to = own.attention.narrow(0, rows.clone())?;
@@ -405,7 +405,7 @@ fn chunk_tokens(
     chunk: &ContextChunk,
 ) -> impl Iterator<Item = (usize, Range<usize>)> + Clone {
     let first = part.requests.start;
-    let of_step = order.iter().map(move |request| first.saturating_add(*request));
+    let of_step = order.iter().map(move |request| first + *request);
     of_step.zip(chunk.positions.iter().cloned())
 }
 
