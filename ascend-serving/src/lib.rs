@@ -216,6 +216,9 @@ mod pages {
     #[doc = include_str!("../../docs/src/serving.md")]
     struct Serving;
 
+    #[doc = include_str!("../../docs/src/graphs.md")]
+    struct Graphs;
+
     #[doc = include_str!("../../docs/src/drafts.md")]
     struct Drafts;
 
