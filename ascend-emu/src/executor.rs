@@ -92,7 +92,7 @@ impl Executor {
             if !DEVICE_FAULTS.contains(&failure.code) {
                 return Err(failure);
             }
-            return (stream.submit_fault(self.op.name(), failure.into())).map_err(Failure::of_runtime);
+            return (stream.submit_fault(self.op.name(), failure)).map_err(Failure::of_runtime);
         }
         let task = Task::Launch { op: Arc::clone(&self.op), workspace, workspace_bytes: self.workspace_bytes };
         let addresses = self.addresses.lock();

@@ -11,31 +11,12 @@ use crate::status::{AICORE_EXCEPTION, Failure, Outcome, failure};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// The failure of a device operation, which its stream keeps until the next synchronisation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    pub code: i32,
-    pub message: String,
-}
-
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Self {
-        Failure::new(fault.code, fault.message)
-    }
-}
-
-impl From<Failure> for Fault {
-    fn from(failure: Failure) -> Self {
-        Fault { code: failure.code, message: failure.message.into_owned() }
-    }
-}
-
 #[derive(Debug, Default)]
 struct State {
     /// First fault since the last synchronisation.
-    first: Option<Fault>,
+    first: Option<Failure>,
     /// The fault after which nothing more is run.
-    stopped: Option<Fault>,
+    stopped: Option<Failure>,
 }
 
 /// The faults of one stream, which the stream's events report as well.
@@ -59,7 +40,7 @@ impl StreamFaults {
 
     /// Keeps a fault to be reported, if it is the first one since the last report; with `stop` the stream runs
     /// nothing more.
-    pub(crate) fn add(&self, fault: Fault, stop: bool) {
+    pub(crate) fn add(&self, fault: Failure, stop: bool) {
         let mut state = self.state.lock();
         if stop {
             state.stopped.get_or_insert_with(|| fault.clone());
@@ -68,13 +49,13 @@ impl StreamFaults {
     }
 
     /// Takes the first fault since the last call. If there is none, returns the fault that stopped the stream.
-    pub(crate) fn take(&self) -> Option<Fault> {
+    pub(crate) fn take(&self) -> Option<Failure> {
         let mut state = self.state.lock();
         state.first.take().or_else(|| state.stopped.clone())
     }
 
     /// The fault that stopped the stream.
-    pub(crate) fn stopped(&self) -> Option<Fault> {
+    pub(crate) fn stopped(&self) -> Option<Failure> {
         self.state.lock().stopped.clone()
     }
 

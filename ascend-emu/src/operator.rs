@@ -2,7 +2,6 @@
 
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::status::Outcome;
 use ascend_spec::TensorDesc;
@@ -155,5 +154,5 @@ pub(crate) trait Operator: Send + Sync {
     ///
     /// The ranges that [`Operator::accesses`] names are live while it runs, and no other thread writes them or reads
     /// those that it writes.
-    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
+    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome;
 }

@@ -13,7 +13,7 @@ use crate::runtime::context::{current, stream};
 use crate::runtime::task::Task;
 use crate::sanitizer::allocation_table;
 use crate::sanitizer::{Suspicion, report};
-use crate::status::{CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, Failure, NOT_SUPPORTED, Outcome, PARAM_INVALID, acl, failure};
+use crate::status::{CAPTURE_BLOCKS_ASYNC, CAPTURE_MODE, NOT_SUPPORTED, Outcome, PARAM_INVALID, acl, failure};
 use ascend_sys::bindings::{aclError, aclrtCmoType, aclrtMemcpyKind, aclrtStream};
 use std::ffi::c_void;
 
@@ -136,7 +136,7 @@ impl Copy {
 /// As for [`Task::run`].
 pub(super) unsafe fn run_now(task: &Task) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { task.run(&Addresses::default(), (check(), PARAM_INVALID), &mut Vec::new()) }.map_err(Failure::from)
+    unsafe { task.run(&Addresses::default(), (check(), PARAM_INVALID), &mut Vec::new()) }
 }
 
 pub(super) fn check_count(name: &str, limit_name: &str, limit: usize, count: usize) -> Outcome {

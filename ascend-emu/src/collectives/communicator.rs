@@ -3,9 +3,8 @@
 use super::call::Call;
 use super::listener::Listener;
 use super::payload::Payload;
-use crate::fault::Fault;
 use crate::lock::{Lock, Signal};
-use crate::status::COLLECTIVE_FAILED;
+use crate::status::{COLLECTIVE_FAILED, Failure, Outcome};
 use ascend_spec::DType;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
@@ -236,12 +235,12 @@ impl Communicator {
         self.state.lock().failed.clone()
     }
 
-    fn fail(&self, mut state: MutexGuard<'_, State>, message: String) -> Fault {
+    fn fail(&self, mut state: MutexGuard<'_, State>, message: String) -> Failure {
         state.fail(message);
         let message = state.failed.clone().unwrap_or_default();
         drop(state);
         self.changed.notify_all();
-        Fault { code: COLLECTIVE_FAILED, message }
+        Failure::new(COLLECTIVE_FAILED, message)
     }
 
     /// Waits until `look` breaks with a value. Otherwise it says what the call waits for; where that cannot come, or
@@ -251,7 +250,7 @@ impl Communicator {
         call: &Call,
         interrupt: Interrupt<'_>,
         mut look: impl FnMut(&mut State) -> Result<ControlFlow<T, Vec<Wait>>, String>,
-    ) -> Result<T, Fault> {
+    ) -> Outcome<T> {
         let rank = call.rank;
         let begun = Instant::now();
         // The deadlock that was seen last, and since when it has been the same.
@@ -273,7 +272,7 @@ impl Communicator {
                 return Ok(value);
             }
             if let Some(message) = &state.failed {
-                return Err(Fault { code: COLLECTIVE_FAILED, message: message.clone() });
+                return Err(Failure::new(COLLECTIVE_FAILED, message.clone()));
             }
             let awaited = match looked {
                 Ok(ControlFlow::Break(_)) => Vec::new(),
@@ -334,11 +333,11 @@ impl Communicator {
     }
 
     /// Begins a call: numbers it, unless its rank is gone.
-    fn begin<T>(&self, call: &Arc<Call>, first: impl FnOnce(&mut State) -> Result<T, String>) -> Result<T, Fault> {
+    fn begin<T>(&self, call: &Arc<Call>, first: impl FnOnce(&mut State) -> Result<T, String>) -> Outcome<T> {
         let rank = call.rank;
         let mut state = self.state.lock();
         if let Some(message) = &state.failed {
-            return Err(Fault { code: COLLECTIVE_FAILED, message: message.clone() });
+            return Err(Failure::new(COLLECTIVE_FAILED, message.clone()));
         }
         let Some(rank_state) = state.ranks.get_mut(rank) else {
             return Err(self.fail(state, format!("communicator {} has no rank {rank}", self.name)));
@@ -373,7 +372,7 @@ impl Communicator {
     }
 
     /// Meets the other ranks in a collective, and returns their calls in the order of the ranks.
-    pub(super) fn meet(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Result<Vec<Arrival>, Fault> {
+    pub(super) fn meet(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Outcome<Vec<Arrival>> {
         let call = Arc::clone(&arrival.call);
         let rank = call.rank;
         let number = self.begin(&call, |state| {
@@ -421,7 +420,7 @@ impl Communicator {
 
     /// Sends messages to ranks and receives messages from ranks, and returns those received in the order of
     /// [`Call::receives`].
-    pub(super) fn exchange(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Result<Vec<Payload>, Fault> {
+    pub(super) fn exchange(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Outcome<Vec<Payload>> {
         let Arrival { call, payloads } = arrival;
         let rank = call.rank;
         // The number of its channel that each message has, counted from 1.

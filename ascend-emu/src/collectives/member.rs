@@ -6,7 +6,6 @@ use super::payload::Payload;
 use super::remote::Remote;
 use super::settings::Settings;
 use super::split::SplitRequest;
-use crate::fault::Fault;
 use crate::handle::{self, Id, Table};
 use crate::status::{HCCL_INTERNAL, Outcome, failure};
 use std::sync::Arc;
@@ -70,7 +69,7 @@ impl Member {
     }
 
     /// As [`Communicator::perform`].
-    pub(super) fn perform(&self, arrival: Arrival, abort: &AtomicBool) -> Result<Vec<Payload>, Fault> {
+    pub(super) fn perform(&self, arrival: Arrival, abort: &AtomicBool) -> Outcome<Vec<Payload>> {
         let interrupt = || abort.load(Ordering::Acquire).then_some("was aborted with its stream");
         match &self.group {
             Group::Local(communicator) => communicator.perform(arrival, &interrupt),

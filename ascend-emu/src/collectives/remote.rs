@@ -7,7 +7,6 @@ use super::payload::Payload;
 use super::settings::Settings;
 use super::split::SplitRequest;
 use super::wire::{Message, Socket, Verb};
-use crate::fault::Fault;
 use crate::lock::Lock;
 use crate::status::{COLLECTIVE_FAILED, Failure, HCCL_INTERNAL, HCCL_PARA, HCCL_TIMEOUT, Outcome, failure};
 use std::cell::Cell;
@@ -200,8 +199,8 @@ impl Remote {
     }
 
     /// As [`Communicator::perform`](super::communicator::Communicator::perform), there.
-    pub(super) fn perform(&self, arrival: &Arrival, interrupt: Interrupt<'_>) -> Result<Vec<Payload>, Fault> {
-        let fault = |message| Fault { code: COLLECTIVE_FAILED, message };
+    pub(super) fn perform(&self, arrival: &Arrival, interrupt: Interrupt<'_>) -> Outcome<Vec<Payload>> {
+        let fault = |message| Failure::new(COLLECTIVE_FAILED, message);
         let waiting = self.idle.lock().pop();
         let socket = match waiting {
             Some(socket) => socket,
@@ -230,7 +229,7 @@ impl Remote {
         self.idle.lock().push(socket);
         match answer.verb {
             Verb::Done => Ok(answer.payloads),
-            _ => Err(Fault { code: COLLECTIVE_FAILED, message: answer.text(0) }),
+            _ => Err(Failure::new(COLLECTIVE_FAILED, answer.text(0))),
         }
     }
 

@@ -5,11 +5,11 @@ use super::communicator::{Arrival, Communicator, Interrupt};
 use super::member::MemberCall;
 use super::payload::{Payload, copied};
 use super::reduce::reduce;
-use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Access;
 use crate::sanitizer::access_lock::lock_accesses;
 use crate::sanitizer::allocation_table;
+use crate::status::Outcome;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -20,7 +20,7 @@ impl MemberCall {
     /// # Safety
     ///
     /// Every range that [`Call::accesses`] names is valid memory until the call is over.
-    pub(crate) unsafe fn run(&self, abort: &AtomicBool) -> Result<(), Fault> {
+    pub(crate) unsafe fn run(&self, abort: &AtomicBool) -> Outcome {
         let MemberCall { member, call } = self;
         let memory = DeviceMemory::get()?;
         // SAFETY: the caller's promise.
@@ -36,7 +36,7 @@ impl MemberCall {
 impl Communicator {
     /// Meets the other ranks in a call, and returns what it writes, in the order of [`Call::receives`]; a reduction
     /// has one result.
-    pub(super) fn perform(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Result<Vec<Payload>, Fault> {
+    pub(super) fn perform(&self, arrival: Arrival, interrupt: Interrupt<'_>) -> Outcome<Vec<Payload>> {
         let call = Arc::clone(&arrival.call);
         let received = match call.is_collective() {
             true => call.addressed(&self.meet(arrival, interrupt)?),

@@ -6,13 +6,12 @@ use super::view::{Views, address, range};
 use crate::descriptor::TENSORS;
 use crate::elements::{Elements, NamedTensor};
 use crate::executor;
-use crate::fault::Fault;
 use crate::lock::Lock;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
 use crate::ops::entry_point::write_executor;
 use crate::sanitizer::allocation_table;
-use crate::status::{AICORE_EXCEPTION, Outcome, aclnn};
+use crate::status::{AICORE_EXCEPTION, Outcome, aclnn, failure};
 use crate::trace::Trace;
 use crate::trace::value::Value;
 use ascend_spec::{Dims, TensorDesc};
@@ -143,7 +142,7 @@ impl Operator for GlueOperator {
         }
     }
 
-    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let mut outputs = (self.tensors.iter()).filter(|argument| argument.role != Role::Read);
         if self.work.sized.is_none() && outputs.all(|argument| argument.desc.is_empty()) {
             return Ok(());
@@ -160,7 +159,7 @@ impl Operator for GlueOperator {
             let (from, to) = (range(from, addresses), range(to, addresses));
             allocation_table::copied(from.start, to.start, to.len());
         }
-        outcome.map_err(|why| Fault { code: AICORE_EXCEPTION, message: format!("{}: {why}", self.name) })
+        outcome.map_err(|why| failure!(AICORE_EXCEPTION, "{}: {why}", self.name))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::attention::{Attention, AttentionCall, TruthValues};
 use super::launch::Launch;
-use crate::fault::Fault;
 use crate::host_memory::try_repeat;
+use crate::status::Outcome;
 use ascend_spec::attention_problem::{AttentionProblem, MaskTensor, MaskUse};
 use ascend_spec::ops::atb_attention::{Arguments, Hiding, Parameter, Tiles};
 use ascend_spec::{DType, TensorDesc};
@@ -13,7 +13,7 @@ use half::{bf16, f16};
 pub(crate) type AtbAttention = Attention<Arguments<TensorDesc>>;
 
 impl AttentionCall for Arguments<TensorDesc> {
-    unsafe fn truth_values(launch: &Launch<'_, AtbAttention>) -> Result<Option<TruthValues>, Fault> {
+    unsafe fn truth_values(launch: &Launch<'_, AtbAttention>) -> Outcome<Option<TruthValues>> {
         let op = launch.op;
         let (Some(problem), Some(mask)) = (&op.problem, op.arguments.mask) else {
             return Ok(None);
@@ -54,7 +54,7 @@ impl Numbers<'_> {
     /// # Safety
     ///
     /// The mask of the launch may be read.
-    unsafe fn hides(&self, place: usize, row: usize, key: usize) -> Result<bool, Fault> {
+    unsafe fn hides(&self, place: usize, row: usize, key: usize) -> Outcome<bool> {
         if place >= self.elements {
             return Err(self.launch.fault(format_args!("mask: there is no number for row {row} and key {key}")));
         }
@@ -77,7 +77,7 @@ impl Numbers<'_> {
     }
 
     /// A truth value for each of `len` places, all 0.
-    fn zeros(&self, len: usize) -> Result<Vec<u8>, Fault> {
+    fn zeros(&self, len: usize) -> Outcome<Vec<u8>> {
         try_repeat(0u8, len).map_err(|why| self.launch.fault(why))
     }
 }
@@ -101,7 +101,7 @@ unsafe fn of_full(
     places: MaskTensor,
     numbers: &Numbers<'_>,
     skipping: Option<Tiles>,
-) -> Result<TruthValues, Fault> {
+) -> Outcome<TruthValues> {
     let mut values = numbers.zeros(numbers.elements)?;
     let masks = if places.batch == 0 { 1 } else { problem.batch };
     for sequence in 0..masks {
@@ -133,7 +133,7 @@ unsafe fn of_square(
     problem: &AttentionProblem<'_>,
     numbers: &Numbers<'_>,
     tiles: Tiles,
-) -> Result<Option<TruthValues>, Fault> {
+) -> Outcome<Option<TruthValues>> {
     const COLUMNS: usize = 128;
     let (rows, keys) = longest(problem);
     let side = tiles.side();

@@ -6,13 +6,12 @@ use super::launch::Launch;
 use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::kernel::{self, Buffers, RunOptions};
 use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::status::{AICORE_EXCEPTION, Outcome};
+use crate::status::{AICORE_EXCEPTION, Failure, Outcome};
 use ascend_spec::attention_problem::{AttentionArguments, AttentionProblem, MaskTensor, MaskUse, TensorRole};
 use ascend_spec::operator::{Argument, DeclaredVersion, EntryPoint};
 use ascend_spec::ops::fused_infer_attention_score::CheckedCall;
@@ -34,7 +33,7 @@ pub(crate) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn truth_values(_: &Launch<'_, Attention<Self>>) -> Result<Option<TruthValues>, Fault>
+    unsafe fn truth_values(_: &Launch<'_, Attention<Self>>) -> Outcome<Option<TruthValues>>
     where
         Self: Sized,
     {
@@ -46,7 +45,7 @@ pub(crate) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`]; the launch has finished writing.
-    unsafe fn ran(_: &Attention<Self>, _: &Addresses, _: &DeviceMemory, _: Result<(), &Fault>)
+    unsafe fn ran(_: &Attention<Self>, _: &Addresses, _: &DeviceMemory, _: Result<(), &Failure>)
     where
         Self: Sized,
     {
@@ -176,7 +175,7 @@ impl<A: AttentionCall> Attention<A> {
     }
 
     /// Does the work of a launch.
-    fn attend(&self, problem: &AttentionProblem<'_>, launch: &Launch<'_, Self>) -> Result<(), Fault> {
+    fn attend(&self, problem: &AttentionProblem<'_>, launch: &Launch<'_, Self>) -> Outcome {
         let mut copies: Vec<(TensorRole, Vec<u8>)> = Vec::new();
         for &role in A::IN_ORDER {
             if let Some((argument, desc)) = self.copied(problem, role) {
@@ -216,7 +215,7 @@ impl<A: AttentionCall> Attention<A> {
         let options = RunOptions { deterministic: self.deterministic, ..RunOptions::default() };
         // SAFETY: the ranges of `touches` are live and locked for this task, and the outputs overlap nothing else.
         unsafe { kernel::run_with(problem, &buffers, &options) }
-            .map_err(|unsupported| Fault { code: AICORE_EXCEPTION, message: unsupported.to_string() })?;
+            .map_err(|unsupported| Failure::new(AICORE_EXCEPTION, unsupported.to_string()))?;
         for (role, copy) in &copies {
             let copied = self.copied(problem, *role);
             if let Some((argument, desc)) = copied.filter(|(argument, _)| argument.is_output()) {
@@ -287,7 +286,7 @@ impl<A: AttentionCall> DeclaredOperator for Attention<A> {
         });
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let outcome = match &self.problem {
             Some(problem) if !self.touches.is_empty() => {
                 // SAFETY: the caller's promise.

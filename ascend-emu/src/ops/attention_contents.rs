@@ -4,9 +4,9 @@
 
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::{self, BlockIds, Buffers};
+use crate::status::Outcome;
 use ascend_spec::CompressedMask;
 use ascend_spec::attention_problem::{AttentionProblem, BiasFaults, BiasNumber, MaskUse, TensorRole, Work};
 use std::fmt;
@@ -231,7 +231,7 @@ pub(super) unsafe fn inspect<O: DeclaredOperator>(
     problem: &AttentionProblem<'_>,
     buffers: &Buffers<'_>,
     name: &dyn Fn(TensorRole) -> Option<&'static str>,
-) -> Result<(), Fault> {
+) -> Outcome {
     if problem.work != Work::Attend {
         return Ok(());
     }

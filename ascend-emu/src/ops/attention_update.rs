@@ -5,12 +5,12 @@ use super::declared::DeclaredOperator;
 use super::launch::Launch;
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::merge;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
+use crate::status::Outcome;
 use ascend_spec::ops::attention_update::{Argument, Arguments, Parameter, UpdateProblem, Version};
 use ascend_spec::{TensorDesc, Violation, attention_update_arguments};
 use std::ops::Range;
@@ -53,7 +53,7 @@ impl DeclaredOperator for UpdateOperator {
         self.problem.touches(&self.arguments.call(), visit);
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         if self.is_idle() {
             return Ok(());
         }

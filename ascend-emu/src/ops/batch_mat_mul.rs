@@ -5,13 +5,12 @@
 use super::checked_call::declared_by_problem;
 use super::declared::DeclaredOperator;
 use crate::descriptor::DescribedTensor;
-use crate::fault::Fault;
 use crate::kernel::batch_mat_mul::{self, Matrices};
 use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use crate::runtime::context;
-use crate::status::{AICORE_EXCEPTION, Outcome};
+use crate::status::{AICORE_EXCEPTION, Outcome, failure};
 use ascend_spec::ops::batch_mat_mul::{Argument, Arguments, BatchMatMulProblem, Parameter, Version};
 use ascend_spec::{TensorDesc, batch_mat_mul_arguments};
 
@@ -57,7 +56,7 @@ unsafe fn copy_of(desc: &TensorDesc, base: *const u8) -> Result<(Vec<u8>, *mut u
 impl DeclaredOperator for BatchMatMulOperator {
     declared_by_problem! {}
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let Arguments { self_: Some(left), mat2: Some(right), out: Some(out), .. } = &self.arguments else {
             return Ok(());
         };
@@ -91,7 +90,7 @@ impl DeclaredOperator for BatchMatMulOperator {
             // they share with the output were copied; the problem is of these descriptions.
             unsafe { batch_mat_mul::run(&self.problem, factors, out) }
         };
-        multiply().map_err(|why| Fault { code: AICORE_EXCEPTION, message: format!("{}: {why}", self.symbol()) })
+        multiply().map_err(|why| failure!(AICORE_EXCEPTION, "{}: {why}", self.symbol()))
     }
 }
 

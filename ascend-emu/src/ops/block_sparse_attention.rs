@@ -5,13 +5,13 @@ use super::declared::DeclaredOperator;
 use super::launch::{Launch, bytes};
 use super::paged_tokens::read_whole;
 use crate::elements::{Elements, Place, Reader};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::HostMemoryExhausted;
 use crate::kernel::block_sparse::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::block_sparse_attention::{
     Argument, Arguments, BlockFaultKind, BlockSparseProblem, Parameter, Version,
@@ -51,7 +51,7 @@ impl BlockSparseOperator {
 
     /// Reports of each kind the first block of rows that sees other keys than the mask seems to say; in strict mode
     /// that is a device fault.
-    fn inspect(&self, launch: &Launch<'_, Self>, mask: &[u8]) -> Result<(), Fault> {
+    fn inspect(&self, launch: &Launch<'_, Self>, mask: &[u8]) -> Outcome {
         let tensor = Parameter::BlockSparseMask.acl_name();
         let mut found = BTreeSet::new();
         for fault in self.problem.faults(&self.arguments.call(), mask) {
@@ -167,7 +167,7 @@ impl DeclaredOperator for BlockSparseOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let mut walked = [None; Parameter::ALL.len()];
         for &parameter in Parameter::ALL {
             walked[parameter as usize] = self.walked(parameter);

@@ -7,10 +7,10 @@ use super::declared::DeclaredOperator;
 use super::delta_rule::{DeltaOperator, Parameters, runs};
 use super::launch::{Launch, integers};
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::kernel::delta_chunks;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::chunk_gated_delta_rule::{Argument, Arguments, Parameter, Version};
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
@@ -68,7 +68,7 @@ impl DeclaredOperator for ChunkDeltaOperator {
         self.write_runs(addresses, contents, visit);
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         if self.is_idle() {
             return Ok(());
         }

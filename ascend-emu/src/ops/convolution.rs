@@ -4,13 +4,13 @@ use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::{Launch, bytes, integers, refuse_two_places};
 use crate::config::Check;
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::HostMemoryExhausted;
 use crate::kernel::convolution::{self, Buffers};
 use crate::kernel::element_view::ElementView;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::ArgumentList as _;
 use ascend_spec::ops::convolution::{ConvContents, ConvFault, ConvProblem, ConvRun};
 use ascend_spec::{DType, Dims, TensorDesc};
@@ -164,7 +164,7 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn convolve(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn convolve(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let Parameters { x, weight, bias, conv_states, y } = Self::PARAMETERS;
         if self.is_idle() {
             return Ok(());
@@ -199,7 +199,7 @@ fn checked_runs<O: DeclaredOperator>(
     launch: &Launch<'_, O>,
     problem: &ConvProblem,
     contents: ConvContents<'_>,
-) -> Result<(Vec<ConvRun>, bool), Fault> {
+) -> Outcome<(Vec<ConvRun>, bool)> {
     launch.runs(problem.runs(contents), problem.shared_line(contents), |fault| {
         let kind = match fault {
             ConvFault::NoLine { .. } => FindingKind::SlotOutOfRange,
@@ -256,7 +256,7 @@ macro_rules! convolves {
                 unsafe { self.write_runs(addresses, memory, visit) };
             }
 
-            unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+            unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> $crate::status::Outcome {
                 // SAFETY: the caller's promise.
                 unsafe { self.convolve(addresses, memory) }
             }

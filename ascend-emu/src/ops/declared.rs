@@ -1,9 +1,9 @@
 //! Operators whose arguments are declared in the contract.
 
 use crate::elements::{Elements, NamedTensor, Reader};
-use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
+use crate::status::Outcome;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter, EntryPoint};
 use smallvec::SmallVec;
@@ -125,7 +125,7 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     ///
     /// The ranges of [`DeclaredOperator::touches`] are live while it runs, and no other thread writes them or reads
     /// those that it writes.
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault>;
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome;
 }
 
 impl<O: DeclaredOperator> Operator for O {
@@ -195,7 +195,7 @@ impl<O: DeclaredOperator> Operator for O {
         unsafe { DeclaredOperator::writes(self, addresses, memory, visit) };
     }
 
-    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         // SAFETY: the caller's promise; `accesses` visits the ranges of `touches`.
         unsafe { self.compute(addresses, memory) }
     }

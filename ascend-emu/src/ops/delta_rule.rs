@@ -3,10 +3,10 @@
 use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::Launch;
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::delta_rule::{Buffers, Tensor};
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleFault, DeltaRuleProblem, Run};
 use ascend_spec::{Dims, TensorDesc};
 use smallvec::SmallVec;
@@ -19,7 +19,7 @@ pub(super) fn runs<O: DeclaredOperator>(
     launch: &Launch<'_, O>,
     problem: &DeltaRuleProblem,
     contents: DeltaRuleContents<'_>,
-) -> Result<(Vec<Run>, bool), Fault> {
+) -> Outcome<(Vec<Run>, bool)> {
     launch.runs(problem.runs(contents), problem.shared_slot(contents), |fault| {
         let kind = match fault {
             DeltaRuleFault::Length { .. } | DeltaRuleFault::Accepted { .. } | DeltaRuleFault::Few { .. } => {

@@ -4,7 +4,6 @@ use super::checked_call::{checked_call, declared_by_problem};
 use super::convolution::{ConvOperator, Parameters, convolves};
 use super::declared::DeclaredOperator;
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;

@@ -4,7 +4,6 @@ use super::attention::{Attention, AttentionCall};
 use super::entry_point::executor_of;
 use crate::descriptor::DescribedTensor;
 use crate::emulated_only;
-use crate::fault::Fault;
 use crate::lints;
 use crate::memory::DeviceMemory;
 use crate::observe::{ObservedCall, observer};
@@ -20,7 +19,7 @@ type Checked = Attention<Arguments<TensorDesc>>;
 impl AttentionCall for Arguments<TensorDesc> {
     const OVERRUNS: bool = true;
 
-    unsafe fn ran(op: &Checked, addresses: &Addresses, memory: &DeviceMemory, outcome: Result<(), &Fault>) {
+    unsafe fn ran(op: &Checked, addresses: &Addresses, memory: &DeviceMemory, outcome: Result<(), &Failure>) {
         let Some(observer) = observer() else {
             return;
         };
@@ -30,7 +29,7 @@ impl AttentionCall for Arguments<TensorDesc> {
         // SAFETY: the ranges are those of `touches`: live, and locked for the task that runs this, which has finished
         // writing.
         let observed = unsafe { observed.with_tensors(memory, &op.touches, &base) };
-        let outcome = outcome.map_err(|fault| fault.message.as_str());
+        let outcome = outcome.map_err(|fault| &*fault.message);
         // A failure of the observer fails no call.
         let _ = contain(DEVICE_INTERNAL, || {
             observer.ran(&observed, outcome);

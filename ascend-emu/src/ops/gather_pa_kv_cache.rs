@@ -4,10 +4,10 @@ use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::{Launch, integers};
 use crate::elements::{Elements, Place, Reader};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::ops::gather_pa_kv_cache::{Argument, Arguments, GatherProblem, Parameter, Source, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
 use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
@@ -17,7 +17,7 @@ checked_call! { GatherOperator: GatherProblem, target.soc }
 
 impl GatherOperator {
     /// Reports a source that is not in the cache; in strict mode that is a device fault.
-    fn inspect(&self, launch: &Launch<'_, Self>, source: Source) -> Result<(), Fault> {
+    fn inspect(&self, launch: &Launch<'_, Self>, source: Source) -> Outcome {
         let (tensor, text) = match source {
             Source::Row { .. } => return Ok(()),
             Source::NoBlock { sequence, block } => (
@@ -76,7 +76,7 @@ impl DeclaredOperator for GatherOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         if self.is_idle() {
             return Ok(());
         }

@@ -2,14 +2,13 @@
 
 use super::declared::{DeclaredOperator, ParameterOf};
 use crate::config::Check;
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::{HostMemoryExhausted, try_collect};
 use crate::kernel::element_view::ElementView;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator as _};
 use crate::sanitizer::{Suspicion, report};
-use crate::status::AICORE_EXCEPTION;
+use crate::status::{AICORE_EXCEPTION, Failure, Outcome, failure};
 use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter as _};
 use ascend_spec::{DType, TensorDesc};
 use smallvec::SmallVec;
@@ -40,7 +39,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         check: Check,
         addresses: &'a Addresses,
         memory: &'a DeviceMemory,
-    ) -> Result<Self, Fault> {
+    ) -> Outcome<Self> {
         refuse_overlap(op, addresses)?;
         Ok(Launch { op, check, addresses, memory })
     }
@@ -63,8 +62,8 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     }
 
     /// A device fault of the operator.
-    pub(super) fn fault(&self, why: impl Display) -> Fault {
-        Fault { code: AICORE_EXCEPTION, message: format!("{}: {why}", self.op.symbol()) }
+    pub(super) fn fault(&self, why: impl Display) -> Failure {
+        failure!(AICORE_EXCEPTION, "{}: {why}", self.op.symbol())
     }
 
     /// The numbers of a tensor of `INT32` or `INT64`; none if the call has no such tensor.
@@ -75,7 +74,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     /// # Safety
     ///
     /// The tensor's bytes are live and written by no other thread.
-    pub(super) unsafe fn integers(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> Result<Vec<i64>, Fault> {
+    pub(super) unsafe fn integers(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> Outcome<Vec<i64>> {
         // SAFETY: the caller's promise.
         let all = unsafe { integers(self.op, self.memory, self.addresses, argument) };
         all.map_err(|why| self.fault(why))
@@ -85,7 +84,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     ///
     /// # Errors
     /// A device fault in strict mode.
-    pub(super) fn suspect(&self, kind: FindingKind, tensor: &'static str, text: impl Display) -> Result<(), Fault> {
+    pub(super) fn suspect(&self, kind: FindingKind, tensor: &'static str, text: impl Display) -> Outcome {
         let symbol = self.op.symbol();
         let mut tensors = self.op.arguments().each_tensor();
         let address = tensors.find(|(argument, _)| argument.acl_name() == tensor);
@@ -96,7 +95,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
             tensor: address.unwrap_or(0),
             message: format!("{symbol}: {text}"),
         };
-        Ok(report(self.check, AICORE_EXCEPTION, suspicion)?)
+        report(self.check, AICORE_EXCEPTION, suspicion)
     }
 
     /// The sequences that the numbers of the launch lead to, and whether two of them share what they write. Faults are
@@ -109,7 +108,7 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         found: impl Iterator<Item = Result<R, F>>,
         shared: Option<F>,
         place: impl Fn(&F) -> (FindingKind, &'static str),
-    ) -> Result<(Vec<R>, bool), Fault> {
+    ) -> Outcome<(Vec<R>, bool)> {
         let report = |fault: &F| {
             let (kind, tensor) = place(fault);
             self.suspect(kind, tensor, format_args!("{tensor}: {fault}"))
@@ -184,7 +183,7 @@ pub(super) fn refuse_two_places<O: DeclaredOperator>(
     op: &O,
     addresses: &Addresses,
     updated: &[ParameterOf<O>],
-) -> Result<(), Fault> {
+) -> Outcome {
     for &parameter in updated {
         let info = parameter.info();
         let (Some(input), Some(output)) = (info.input, info.output) else {
@@ -192,17 +191,15 @@ pub(super) fn refuse_two_places<O: DeclaredOperator>(
         };
         let (read, written) = (addresses.inputs.get(input), addresses.outputs.get(output));
         if op.arguments().tensor(parameter.into()).is_some() && read != written {
-            return Err(Fault {
-                code: AICORE_EXCEPTION,
-                message: format!(
-                    "{}: {} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change \
+            return Err(failure!(
+                AICORE_EXCEPTION,
+                "{}: {} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change \
                      both",
-                    op.symbol(),
-                    info.acl_name,
-                    read.copied().unwrap_or(0),
-                    written.copied().unwrap_or(0),
-                ),
-            });
+                op.symbol(),
+                info.acl_name,
+                read.copied().unwrap_or(0),
+                written.copied().unwrap_or(0)
+            ));
         }
     }
     Ok(())
@@ -220,7 +217,7 @@ fn overlap(accesses: &[Access], may_be_one: impl Fn(&Access, &Access) -> bool) -
 }
 
 /// Returns a device fault if a launch would write memory that is also part of another of its tensors.
-fn refuse_overlap<O: DeclaredOperator>(op: &O, addresses: &Addresses) -> Result<(), Fault> {
+fn refuse_overlap<O: DeclaredOperator>(op: &O, addresses: &Addresses) -> Outcome {
     let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
     op.accesses(addresses, &mut |access| {
         if access.bytes > 0 {
@@ -236,16 +233,14 @@ fn refuse_overlap<O: DeclaredOperator>(op: &O, addresses: &Addresses) -> Result<
         |one: &Access, other: &Access| names == Some([one.what, other.what]) && one.address == other.address;
     match overlap(&accesses, may_be_one) {
         None => Ok(()),
-        Some((output, other)) => Err(Fault {
-            code: AICORE_EXCEPTION,
-            message: format!(
-                "{}: {} at {:#x} and {} at {:#x} overlap; the output cannot share memory with another tensor",
-                op.name(),
-                output.what,
-                output.address,
-                other.what,
-                other.address
-            ),
-        }),
+        Some((output, other)) => Err(failure!(
+            AICORE_EXCEPTION,
+            "{}: {} at {:#x} and {} at {:#x} overlap; the output cannot share memory with another tensor",
+            op.name(),
+            output.what,
+            output.address,
+            other.what,
+            other.address
+        )),
     }
 }

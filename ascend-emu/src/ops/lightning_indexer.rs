@@ -5,12 +5,12 @@ use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::Launch;
 use super::sparse_contents;
 use crate::elements::Elements;
-use crate::fault::Fault;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::lightning_indexer::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::{ArgumentList as _, WalkedTensors as _};
 use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version};
 use ascend_spec::ops::sparse_sequences::SparseContents;
@@ -31,7 +31,7 @@ impl DeclaredOperator for IndexerOperator {
         unsafe { sparse_contents::write_rows(self, sequences, outputs, (addresses, memory), visit) };
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let values = Parameter::SparseValues;
         let desc = self.arguments.tensor(values);
         let walked = desc.and_then(|desc| self.problem.walked(&self.arguments.call(), values, desc));
@@ -61,7 +61,7 @@ pub(super) unsafe fn choose<O: DeclaredOperator>(
     tensors: [ParameterOf<O>; 4],
     values: Option<(ParameterOf<O>, TensorDesc)>,
     scales: Option<[ParameterOf<O>; 2]>,
-) -> Result<(), Fault> {
+) -> Outcome {
     if problem.is_idle() {
         return Ok(());
     }

@@ -6,13 +6,13 @@ use super::paged_tokens::{read_tokens, read_whole};
 use super::sparse_contents;
 use crate::config::Check;
 use crate::elements::{Elements, NamedTensor, Reader};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::sparse_attention::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::DeclaredParameter as _;
 use ascend_spec::ops::sparse_flash_attention::{EntryFaultKind, SparseFlashProblem};
@@ -45,7 +45,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// The bytes of the tensors are live and written by no other thread.
-    unsafe fn numbers(launch: &Launch<'_, Self>) -> Result<([Vec<i64>; 3], Vec<i64>), Fault> {
+    unsafe fn numbers(launch: &Launch<'_, Self>) -> Outcome<([Vec<i64>; 3], Vec<i64>)> {
         let problem = launch.op.problem();
         // SAFETY: the caller's promise.
         let (numbers, lists) = unsafe {
@@ -95,7 +95,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn attend(&self, check: Check, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn attend(&self, check: Check, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let walked = Self::TENSORS.map(|parameter| self.walked(parameter?));
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, check, addresses, memory) }?;
@@ -191,7 +191,7 @@ macro_rules! attends_to_listed_keys {
             unsafe { self.write_rows(addresses, memory, visit) };
         }
 
-        unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), $crate::fault::Fault> {
+        unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> $crate::status::Outcome {
             // SAFETY: the caller's promise.
             unsafe { self.attend(self.check, addresses, memory) }
         }
@@ -209,11 +209,7 @@ fn list<'l>(problem: &SparseFlashProblem, lists: &'l [i64], row: usize) -> &'l [
 
 /// Reports the first entry of a list by which a row reads other keys than its list seems to say; in strict mode that is
 /// a device fault.
-fn inspect_lists<O: ListedKeys>(
-    launch: &Launch<'_, O>,
-    contents: SparseContents<'_>,
-    lists: &[i64],
-) -> Result<(), Fault> {
+fn inspect_lists<O: ListedKeys>(launch: &Launch<'_, O>, contents: SparseContents<'_>, lists: &[i64]) -> Outcome {
     let (problem, mut seen) = (launch.op.problem(), Vec::new());
     for sequence in problem.sequences.each(contents) {
         for row in 0..sequence.queries {

@@ -5,11 +5,11 @@ use super::declared::DeclaredOperator;
 use super::launch::Launch;
 use super::paged_tokens::read_whole;
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::kernel::compression::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_compress::{Argument, Arguments, NsaCompressProblem, Parameter, Version};
 use ascend_spec::{TensorDesc, nsa_compress_arguments};
@@ -40,7 +40,7 @@ impl DeclaredOperator for NsaCompressOperator {
         written.iter().for_each(visit);
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let walked = [Parameter::Input, Parameter::Weight, Parameter::Output].map(|parameter| self.walked(parameter));
         let [Some(input), Some(weight), Some(output)] = &walked else {
             return Ok(());

@@ -5,12 +5,12 @@ use super::declared::DeclaredOperator;
 use super::launch::{Launch, integers};
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
-use crate::fault::Fault;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::native_sparse::{self, Buffers, HeadRow};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_compress_attention_infer::{
     Argument, Arguments, NsaCompressAttentionProblem, Parameter, Version,
@@ -39,7 +39,7 @@ impl DeclaredOperator for CompressAttentionOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let Arguments {
             query: Some(query),
             key: Some(key),

@@ -5,12 +5,12 @@ use super::declared::DeclaredOperator;
 use super::launch::{Launch, integers, refuse_two_places};
 use super::paged_tokens::{read_tokens, read_whole};
 use crate::elements::{Elements, Place, Reader};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::compression::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_compress_with_cache::{
     Argument, Arguments, CompressFault, NsaCompressCacheProblem, Parameter, Version,
@@ -45,7 +45,7 @@ impl CompressCacheOperator {
     }
 
     /// Reports slots and blocks that the caches do not have; in strict mode the first is a device fault.
-    fn inspect(&self, launch: &Launch<'_, Self>, contents: SparseContents<'_>, slots: &[i64]) -> Result<(), Fault> {
+    fn inspect(&self, launch: &Launch<'_, Self>, contents: SparseContents<'_>, slots: &[i64]) -> Outcome {
         let mut outcome = Ok(());
         self.problem.faults(contents, slots, &mut |fault| {
             let (kind, parameter) = match fault {
@@ -110,7 +110,7 @@ impl DeclaredOperator for CompressCacheOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let Arguments { input: Some(input), weight: Some(weight), output_cache: Some(cache), .. } = &self.arguments
         else {
             return Ok(());

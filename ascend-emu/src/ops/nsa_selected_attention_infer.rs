@@ -5,12 +5,12 @@ use super::declared::DeclaredOperator;
 use super::launch::{Launch, integers};
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::kernel::native_sparse::{self, Buffers, HeadRow};
 use crate::kernel::token_rows::TokenRows;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_selected_attention_infer::{
     Argument, Arguments, NsaSelectedProblem, Parameter, SelectionFault, Version,
@@ -23,7 +23,7 @@ checked_call! { SelectedAttentionOperator: NsaSelectedProblem, target }
 impl SelectedAttentionOperator {
     /// Reports the first list by which a row attends to other tokens than it seems to say; in strict mode that is a
     /// device fault.
-    fn inspect(&self, launch: &Launch<'_, Self>, contents: SparseContents<'_>, lists: &[i64]) -> Result<(), Fault> {
+    fn inspect(&self, launch: &Launch<'_, Self>, contents: SparseContents<'_>, lists: &[i64]) -> Outcome {
         let (problem, sequences) = (&self.problem, &self.problem.attention.sequences);
         let tensor = Parameter::TopkIndices.acl_name();
         let mut seen = Vec::new();
@@ -88,7 +88,7 @@ impl DeclaredOperator for SelectedAttentionOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let Arguments { query: Some(query), key: Some(key), value: Some(value), output: Some(output), .. } =
             &self.arguments
         else {

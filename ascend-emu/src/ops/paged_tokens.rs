@@ -3,8 +3,8 @@
 use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::Launch;
 use crate::elements::{Elements, NamedTensor, Place, Reader};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
+use crate::status::Outcome;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::DeclaredParameter as _;
 use ascend_spec::ops::sparse_sequences::{SparseContents, SparseFault, SparseSequence, SparseSequences};
@@ -59,7 +59,7 @@ pub(super) fn inspect_table<O: DeclaredOperator>(
     sequences: &SparseSequences,
     contents: SparseContents<'_>,
     table: ParameterOf<O>,
-) -> Result<(), Fault> {
+) -> Outcome {
     let tensor = table.info().acl_name;
     let mut missing = sequences.faults(contents).filter(|fault| matches!(fault, SparseFault::NoBlock { .. }));
     missing.try_for_each(|fault| launch.suspect(FindingKind::BlockTable, tensor, format_args!("{tensor}: {fault}")))

@@ -6,9 +6,9 @@ use super::launch::Launch;
 use super::lightning_indexer::choose;
 use super::sparse_contents;
 use crate::elements::Elements;
-use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::lightning_indexer::IndexerProblem;
 use ascend_spec::ops::quant_lightning_indexer::{Argument, Arguments, Parameter, QuantIndexerCall, Version};
@@ -28,7 +28,7 @@ impl DeclaredOperator for QuantIndexerOperator {
         unsafe { sparse_contents::write_rows(self, sequences, outputs, (addresses, memory), visit) };
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         let tensors = [Parameter::Query, Parameter::Key, Parameter::Weights, Parameter::SparseIndices];
         let scales = [Parameter::QueryDequantScale, Parameter::KeyDequantScale];
         // SAFETY: the caller's promise.

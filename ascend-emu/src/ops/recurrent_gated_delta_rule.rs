@@ -5,10 +5,10 @@ use super::declared::DeclaredOperator;
 use super::delta_rule::{DeltaOperator, Parameters, runs};
 use super::launch::{Launch, integers, refuse_two_places};
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::kernel::delta_rule;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
 use ascend_spec::ops::recurrent_gated_delta_rule::{Argument, Arguments, Parameter, RecurrentDeltaCall, Version};
@@ -69,7 +69,7 @@ impl DeclaredOperator for RecurrentDeltaOperator {
         self.write_runs(addresses, DeltaRuleContents { lengths, slots, accepted }, visit);
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         if self.is_idle() {
             return Ok(());
         }

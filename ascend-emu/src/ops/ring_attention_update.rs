@@ -4,13 +4,13 @@ use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
 use crate::elements::{Elements, Reader};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::host_memory::try_collect;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::ring_update::{self, Buffers, Triple};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Argument, Arguments, Parameter, RingUpdateProblem, Version};
 use ascend_spec::{TensorDesc, ring_attention_update_arguments};
@@ -50,7 +50,7 @@ impl DeclaredOperator for RingUpdateOperator {
         });
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         // SAFETY: the caller's promise.
         let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let elements = |parameter: Parameter| {

@@ -3,11 +3,11 @@
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
-use crate::fault::Fault;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::rms_norm::{self, Buffers};
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::ops::rms_norm::{Argument, Arguments, Parameter, RmsNormProblem, Version};
 use ascend_spec::{TensorDesc, rms_norm_arguments};
 
@@ -20,7 +20,7 @@ impl DeclaredOperator for RmsNormOperator {
         Some([Parameter::Y, Parameter::X])
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Outcome {
         let Arguments { x: Some(x), gamma: Some(gamma), y: Some(y), rstd: Some(rstd), .. } = &self.arguments else {
             return Ok(());
         };

@@ -5,7 +5,6 @@ use super::launch::{Launch, integers, refuse_two_places};
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place};
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::lints;
 use crate::memory::DeviceMemory;
@@ -62,7 +61,7 @@ impl ScatterOperator {
     }
 
     /// Reports the faults of the slots; in strict mode the first is a device fault.
-    fn inspect(&self, launch: &Launch<'_, Self>, slots: &[i64]) -> Result<(), Fault> {
+    fn inspect(&self, launch: &Launch<'_, Self>, slots: &[i64]) -> Outcome {
         let mut outcome = Ok(());
         slot_faults(slots, self.problem.slots(), &mut |fault| {
             let kind = match fault {
@@ -122,7 +121,7 @@ impl DeclaredOperator for ScatterOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         if self.is_idle() {
             return Ok(());
         }

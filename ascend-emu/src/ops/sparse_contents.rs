@@ -3,10 +3,10 @@
 use super::declared::{DeclaredOperator, ParameterOf};
 use super::launch::{Launch, integers};
 use crate::elements::Elements;
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::memory::DeviceMemory;
 use crate::operator::Addresses;
+use crate::status::Outcome;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::DeclaredParameter as _;
 use ascend_spec::ops::sparse_sequences::{Side, SparseContents, SparseFault, SparseSequences, TokenLayout};
@@ -24,7 +24,7 @@ pub(super) unsafe fn read<O: DeclaredOperator>(
     launch: &Launch<'_, O>,
     sequences: &SparseSequences,
     parameters: [ParameterOf<O>; 3],
-) -> Result<[Vec<i64>; 3], Fault> {
+) -> Outcome<[Vec<i64>; 3]> {
     let [of_query, of_key, of_table] = parameters;
     // SAFETY: the caller's promise.
     let numbers = unsafe { [launch.integers(of_query)?, launch.integers(of_key)?, launch.integers(of_table)?] };

@@ -1,10 +1,9 @@
 //! Functions of the program that streams call, on the stream's own thread or on a thread that the program has chosen.
 
-use crate::fault::Fault;
 use crate::lock::{Lock, Signal, expired};
 use crate::sanitizer::StreamId;
 use crate::status::{
-    NO_CALLBACK_THREAD, NOT_SUBSCRIBED, Outcome, REPORT_TIMEOUT, STREAM_SUBSCRIBED, THREAD_SUBSCRIBED, failure,
+    Failure, NO_CALLBACK_THREAD, NOT_SUBSCRIBED, Outcome, REPORT_TIMEOUT, STREAM_SUBSCRIBED, THREAD_SUBSCRIBED, failure,
 };
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -132,11 +131,9 @@ pub(crate) fn subscribed(name: &str, stream: StreamId) -> Outcome {
 }
 
 /// Passes a call to the thread of a stream, and with `block` waits until it was made.
-pub(crate) fn deliver(stream: StreamId, call: HostCall, block: bool, abort: &AtomicBool) -> Result<(), Fault> {
-    let gone = || Fault {
-        code: NO_CALLBACK_THREAD,
-        message: "aclrtLaunchCallback: no thread runs the callbacks of the stream any more".to_owned(),
-    };
+pub(crate) fn deliver(stream: StreamId, call: HostCall, block: bool, abort: &AtomicBool) -> Outcome {
+    let gone =
+        || Failure::new(NO_CALLBACK_THREAD, "aclrtLaunchCallback: no thread runs the callbacks of the stream any more");
     let state = Arc::new(Lock::new(State::Pending));
     let mut inboxes = INBOXES.lock();
     let inbox = inboxes.iter_mut().find(|inbox| inbox.streams.contains(&stream)).ok_or_else(gone)?;

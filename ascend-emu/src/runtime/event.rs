@@ -350,7 +350,7 @@ impl Event {
             return fault::check_thread_device(name);
         };
         match faults.take() {
-            Some(fault) => Err(fault.into()),
+            Some(fault) => Err(fault),
             None => fault::check_device(name, Some(faults.device())),
         }
     }

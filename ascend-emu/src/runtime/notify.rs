@@ -1,11 +1,10 @@
 //! Notifies: flags that one stream sets and another one waits for and clears.
 
-use crate::fault::Fault;
 use crate::handle::{Id, Kind, Table};
 use crate::lock::{Lock, Signal};
 use crate::runtime::callback::ABORT_POLL;
 use crate::sanitizer::{StreamId, VectorClock, allocation_table};
-use crate::status::TASK_TIMEOUT;
+use crate::status::{Outcome, TASK_TIMEOUT, failure};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -66,7 +65,7 @@ impl Notify {
     }
 
     /// Waits until the notify is set, and clears it.
-    pub(crate) fn wait(&self, limit: Option<Duration>, abort: &AtomicBool) -> Result<(), Fault> {
+    pub(crate) fn wait(&self, limit: Option<Duration>, abort: &AtomicBool) -> Outcome {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = self.state.lock();
         while !state.raised && !abort.load(Ordering::Acquire) {
@@ -74,10 +73,11 @@ impl Notify {
             if let (Some(limit), Some(deadline)) = (limit, deadline)
                 && now >= deadline
             {
-                return Err(Fault {
-                    code: TASK_TIMEOUT,
-                    message: format!("aclrtWaitAndResetNotify: the notify was not recorded in {} s", limit.as_secs()),
-                });
+                return Err(failure!(
+                    TASK_TIMEOUT,
+                    "aclrtWaitAndResetNotify: the notify was not recorded in {} s",
+                    limit.as_secs()
+                ));
             }
             state = self.changed.wait(state, now.checked_add(ABORT_POLL));
         }

@@ -1,12 +1,12 @@
 //! The ring of commands that wait in a stream. It never grows, and queueing allocates nothing.
 
 use crate::config::Check;
-use crate::fault::Fault;
 use crate::operator::Addresses;
 use crate::runtime::event::{Event, Mark};
 use crate::runtime::graph::{Graph, Group};
 use crate::runtime::task::Task;
 use crate::sanitizer::Operation;
+use crate::status::Failure;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ pub(crate) enum Command {
     /// Carries out an update of a task group, which the graph keeps.
     Update(Arc<Group>, Operation),
     /// Work that must not run and fails with the fault instead.
-    Broken(Fault),
+    Broken(Failure),
 }
 
 impl Command {

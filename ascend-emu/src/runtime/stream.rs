@@ -8,7 +8,7 @@ mod worker;
 pub(crate) use settings::Settings;
 
 use crate::config::check;
-use crate::fault::{self, Fault, StreamFaults};
+use crate::fault::{self, StreamFaults};
 use crate::handle::{Kind, Table};
 use crate::lock::{Lock, Signal};
 use crate::operator::{Access, Addresses};
@@ -224,7 +224,7 @@ impl Stream {
     }
 
     /// Queues a fault in the place of a task. Where the stream is captured, the launch itself fails.
-    pub(crate) fn submit_fault(&self, name: &'static str, fault: Fault) -> Outcome {
+    pub(crate) fn submit_fault(&self, name: &'static str, fault: Failure) -> Outcome {
         let mut submission = self.submission.lock();
         if !matches!(submission.mode(), Mode::Eager) {
             return Err(failure!(fault.code, "{name}: {}, while the stream is captured", fault.message));

@@ -3,7 +3,7 @@
 use crate::collectives;
 use crate::config::{Check, config};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
-use crate::fault::{self, Fault};
+use crate::fault;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator};
 use crate::runtime::callback::HostCall;
@@ -11,7 +11,7 @@ use crate::runtime::notify::Notify;
 use crate::runtime::stream_value::Comparison;
 use crate::sanitizer::access_lock::lock_accesses;
 use crate::sanitizer::{StreamId, allocation_table};
-use crate::status::{DEVICE_INTERNAL, panic_text};
+use crate::status::{DEVICE_INTERNAL, Outcome, failure, panic_text};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,10 +19,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// One piece of work; the addresses of an operator's tensors are kept beside it.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) enum Task {
-    #[default]
-    Nothing,
     Launch {
         op: Arc<dyn Operator>,
         workspace: usize,
@@ -71,7 +69,6 @@ pub(crate) enum Task {
 impl Task {
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Task::Nothing => "nothing",
             Task::Launch { op, .. } => op.name(),
             Task::Copy { .. } => "aclrtMemcpyAsync",
             Task::Fill { .. } => "aclrtMemsetAsync",
@@ -89,7 +86,7 @@ impl Task {
     pub(crate) fn accesses(&self, addresses: &Addresses, visit: &mut dyn FnMut(Access)) {
         let mut access = |address, bytes, write, what| visit(Access { address, bytes, write, what });
         match self {
-            Task::Nothing | Task::Call(_) | Task::Report { .. } | Task::Raise(_) | Task::AwaitNotify { .. } => {}
+            Task::Call(_) | Task::Report { .. } | Task::Raise(_) | Task::AwaitNotify { .. } => {}
             // Streams synchronise by the value, so its writes and waits are not a race: both count as reads.
             Task::Write { address, .. } | Task::AwaitValue { address, .. } => {
                 access(*address, 8, false, "devAddr");
@@ -167,12 +164,7 @@ impl Task {
     ///
     /// Every range that [`Task::accesses`] names is valid memory: device memory or pinned host memory that the
     /// allocation table has found live and keeps until the task is over, or host memory that the caller keeps valid.
-    pub(crate) unsafe fn run(
-        &self,
-        addresses: &Addresses,
-        judged: (Check, i32),
-        scratch: &mut Vec<Access>,
-    ) -> Result<(), Fault> {
+    pub(crate) unsafe fn run(&self, addresses: &Addresses, judged: (Check, i32), scratch: &mut Vec<Access>) -> Outcome {
         let memory = DeviceMemory::get()?;
         scratch.clear();
         self.accesses(addresses, &mut |access| {
@@ -188,8 +180,7 @@ impl Task {
             &mut |reader| unsafe { self.reads(addresses, memory, reader) },
         );
         let work = || match self {
-            Task::Nothing
-            | Task::Call(_)
+            Task::Call(_)
             | Task::Report { .. }
             | Task::Raise(_)
             | Task::AwaitNotify { .. }
@@ -212,7 +203,7 @@ impl Task {
                 Ok(())
             }
         };
-        let outcome = inspected.map_err(Fault::from).and_then(|()| work());
+        let outcome = inspected.and_then(|()| work());
         // The missing writes of a failed launch are no finding besides its fault.
         // SAFETY: the ranges are live (the caller's promise) and locked.
         unsafe { self.report_written(addresses, memory) };
@@ -226,7 +217,7 @@ impl fmt::Debug for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         match self {
-            Task::Nothing | Task::Call(_) | Task::Report { .. } => Ok(()),
+            Task::Call(_) | Task::Report { .. } => Ok(()),
             Task::Raise(notify) | Task::AwaitNotify { notify, .. } => {
                 write!(f, " notify {}", notify.id)
             }
@@ -249,17 +240,19 @@ impl fmt::Debug for Task {
 /// # Safety
 ///
 /// As for [`Operator::run`].
-unsafe fn launch(op: &dyn Operator, addresses: &Addresses, memory: &DeviceMemory) -> Result<(), Fault> {
+unsafe fn launch(op: &dyn Operator, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
     let device = fault::device_of_thread();
     let body = || {
         fault::enter_device(device);
         // SAFETY: the caller's promise.
         let run = || unsafe { op.run(addresses, memory) };
         catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {
-            Err(Fault {
-                code: DEVICE_INTERNAL,
-                message: format!("internal error of the emulator in {}: {}", op.name(), panic_text(payload.as_ref())),
-            })
+            Err(failure!(
+                DEVICE_INTERNAL,
+                "internal error of the emulator in {}: {}",
+                op.name(),
+                panic_text(payload.as_ref())
+            ))
         })
     };
     match kernel_threads() {

@@ -1,11 +1,10 @@
 //! Waits of the host for the work of a stream.
 
 use super::{Mode, Stream};
-use crate::fault::Fault;
 use crate::lock::expired;
 use crate::runtime::stall::StallWatch;
 use crate::sanitizer::allocation_table;
-use crate::status::{Outcome, STREAM_CAPTURED, STREAM_SYNC_TIMEOUT, failure};
+use crate::status::{Failure, Outcome, STREAM_CAPTURED, STREAM_SYNC_TIMEOUT, failure};
 use std::time::Instant;
 
 impl Stream {
@@ -66,7 +65,7 @@ impl Stream {
             return Err(failure!(STREAM_SYNC_TIMEOUT, "{name}: the stream's work was not over in time"));
         }
         allocation_table::host_waited_for_stream(self.id, target);
-        self.take_fault().map_or(Ok(()), |fault| Err(fault.into()))
+        self.take_fault().map_or(Ok(()), Err)
     }
 
     /// Waits for the work queued so far and reports none of its faults.
@@ -93,7 +92,7 @@ impl Stream {
     }
 
     /// Takes the first fault since the last synchronisation.
-    pub(crate) fn take_fault(&self) -> Option<Fault> {
+    pub(crate) fn take_fault(&self) -> Option<Failure> {
         self.faults.take()
     }
 }

@@ -2,7 +2,6 @@
 
 use super::Stream;
 use crate::config::Check;
-use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses};
 use crate::runtime::event::Event;
@@ -12,8 +11,7 @@ use crate::runtime::stall::{Wait, Waiting};
 use crate::runtime::task::Task;
 use crate::runtime::{callback, stream_value};
 use crate::sanitizer::allocation_table;
-use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL, TASK_TIMEOUT, panic_text};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::status::{AICORE_EXCEPTION, DEVICE_INTERNAL, Outcome, TASK_TIMEOUT, contain, failure};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -40,18 +38,12 @@ impl Stream {
             drop(shared);
             // There is room in the queue again.
             self.advanced.notify_all();
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let outcome = contain(DEVICE_INTERNAL, || {
                 if stopped {
                     command.cancel();
                     return Ok(());
                 }
                 self.execute(command, &mut addresses, &mut scratch)
-            }))
-            .unwrap_or_else(|payload| {
-                Err(Fault {
-                    code: DEVICE_INTERNAL,
-                    message: format!("internal error of the emulator: {}", panic_text(payload.as_ref())),
-                })
             });
             let mut shared = self.shared.lock();
             shared.running = false;
@@ -67,7 +59,7 @@ impl Stream {
     }
 
     /// Runs one command, which is dropped afterwards.
-    fn execute(&self, command: Command, addresses: &mut Addresses, scratch: &mut Vec<Access>) -> Result<(), Fault> {
+    fn execute(&self, command: Command, addresses: &mut Addresses, scratch: &mut Vec<Access>) -> Outcome {
         match command {
             // SAFETY: the allocation table admitted the task, so its ranges are live, and it keeps them until
             // `completed` passes the task's number.
@@ -83,14 +75,12 @@ impl Stream {
                 event.end_wait();
                 match limit.filter(|_| !in_time) {
                     None => Ok(()),
-                    Some(limit) => Err(Fault {
-                        code: TASK_TIMEOUT,
-                        message: format!(
-                            "aclrtStreamWaitEvent: the event was not reached in {} s, which aclrtSetOpWaitTimeout \
+                    Some(limit) => Err(failure!(
+                        TASK_TIMEOUT,
+                        "aclrtStreamWaitEvent: the event was not reached in {} s, which aclrtSetOpWaitTimeout \
                              allows",
-                            limit.as_secs()
-                        ),
-                    }),
+                        limit.as_secs()
+                    )),
                 }
             }
             Command::Reset { event, ticket } => {
@@ -117,13 +107,7 @@ impl Stream {
     }
 
     /// Runs the steps of a graph in the order of their recording, which holds every dependency among them.
-    fn run_graph(
-        &self,
-        graph: &Graph,
-        addresses: &mut Addresses,
-        check: Check,
-        scratch: &mut Vec<Access>,
-    ) -> Result<(), Fault> {
+    fn run_graph(&self, graph: &Graph, addresses: &mut Addresses, check: Check, scratch: &mut Vec<Access>) -> Outcome {
         for place in 0..graph.len() {
             if self.abort.load(Ordering::Acquire) {
                 break;
@@ -161,8 +145,7 @@ impl Stream {
         addresses: &Addresses,
         check: Check,
         scratch: &mut Vec<Access>,
-    ) -> Result<(), Fault> {
-        let memory = || DeviceMemory::get().map_err(Fault::from);
+    ) -> Outcome {
         match task {
             Task::Call(call) => {
                 // SAFETY: the program promised it when it queued the call.
@@ -177,13 +160,13 @@ impl Stream {
             Task::AwaitNotify { notify, limit } => notify.wait(*limit, &self.abort),
             Task::Write { address, value } => {
                 // SAFETY: the allocation table admitted the task, so its bytes are live.
-                unsafe { stream_value::write(memory()?, *address, *value) };
+                unsafe { stream_value::write(DeviceMemory::get()?, *address, *value) };
                 allocation_table::wrote(*address..address.saturating_add(size_of::<u64>()));
                 Ok(())
             }
             Task::AwaitValue { address, value, comparison } => {
                 // SAFETY: the allocation table admitted the task, so its bytes are live.
-                unsafe { stream_value::wait(memory()?, *address, *value, *comparison, &self.abort) };
+                unsafe { stream_value::wait(DeviceMemory::get()?, *address, *value, *comparison, &self.abort) };
                 Ok(())
             }
             // SAFETY: the caller's promise.

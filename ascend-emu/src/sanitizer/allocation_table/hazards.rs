@@ -2,12 +2,11 @@
 
 use super::{AllocationTable, Owner, Region, settle, with};
 use crate::config::Check;
-use crate::fault::Fault;
 use crate::finding_kind::FindingKind;
 use crate::operator::Access;
 use crate::sanitizer::finding::{Suspicion, report_all};
 use crate::sanitizer::vector_clock::{Operation, StreamId, StreamProgress, VectorClock};
-use crate::status::{AICORE_EXCEPTION, Outcome};
+use crate::status::{AICORE_EXCEPTION, Failure, Outcome};
 use smallvec::SmallVec;
 
 /// One access of queued work to a part of a region.
@@ -177,7 +176,7 @@ pub(crate) fn admit(
     code: i32,
     name: &'static str,
     visit: Accesses<'_>,
-) -> Outcome<Option<Fault>> {
+) -> Outcome<Option<Failure>> {
     let examined = with(|table| {
         let races = |known: &QueuedAccess, access| {
             let ordered = table.order.happens_before(known.operation, operation.stream);
@@ -193,7 +192,7 @@ pub(crate) fn admit(
         return Ok(None);
     }
     report_all(check, code, examined.suspicions)?;
-    let fault = examined.broken.map(|message| Fault { code: AICORE_EXCEPTION, message });
+    let fault = examined.broken.map(|message| Failure::new(AICORE_EXCEPTION, message));
     if fault.is_none() {
         with(|table| table.queue(operation, name, visit));
     }
