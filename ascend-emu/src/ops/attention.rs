@@ -8,8 +8,6 @@ use crate::config::{Check, check};
 use crate::elements::{Elements, Reader};
 use crate::kernel::{self, Buffers, RunOptions};
 use crate::lints;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{AICORE_EXCEPTION, Failure, Outcome};
 use ascend_spec::attention_problem::{AttentionArguments, AttentionProblem, MaskTensor, MaskUse, TensorRole};
@@ -44,8 +42,8 @@ pub(crate) trait AttentionCall: AttentionArguments + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`]; the launch has finished writing.
-    unsafe fn ran(_: &Attention<Self>, _: &Addresses, _: &DeviceMemory, _: Result<(), &Failure>)
+    /// As for [`DeclaredOperator::run`]; the launch has finished writing.
+    unsafe fn ran(_: &Launch<'_, Attention<Self>>, _: Result<(), &Failure>)
     where
         Self: Sized,
     {
@@ -173,9 +171,86 @@ impl<A: AttentionCall> Attention<A> {
         let desc = self.arguments.tensor(argument)?;
         (!desc.is_contiguous()).then_some((argument, desc))
     }
+}
 
-    /// Does the work of a launch.
-    fn attend(&self, problem: &AttentionProblem<'_>, launch: &Launch<'_, Self>) -> Outcome {
+impl<A: AttentionCall> DeclaredOperator for Attention<A> {
+    type Arguments = A;
+
+    fn symbol(&self) -> &'static str {
+        self.version.info().symbol()
+    }
+
+    fn entry_point(&self) -> EntryPoint<A::Parameter> {
+        A::entry_point(self.version)
+    }
+
+    fn arguments(&self) -> &A {
+        &self.arguments
+    }
+
+    fn check(&self) -> Check {
+        self.check
+    }
+
+    fn is_idle(&self) -> bool {
+        match self.measured {
+            // A call with other lengths may have something to compute.
+            true => {
+                let query = A::of_role(TensorRole::Query);
+                let query = query.and_then(|query| self.arguments.tensor(query));
+                query.is_none_or(TensorDesc::is_empty)
+            }
+            false => self.touches.is_empty(),
+        }
+    }
+
+    fn overruns(&self) -> bool {
+        self.overruns
+    }
+
+    fn unlaunchable(&self) -> Option<&'static str> {
+        self.measured
+            .then_some("the executor is of GetMaxWorkspaceSize, which keeps no lengths: launch one of GetWorkspaceSize")
+    }
+
+    fn touches(&self, visit: &mut dyn FnMut(Argument<A::Parameter>, Range<u64>)) {
+        for (argument, range) in &self.touches {
+            visit(*argument, range.clone());
+        }
+    }
+
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
+        if let Some(problem) = &self.problem {
+            // SAFETY: the caller's promise.
+            unsafe { attention_reads::reads(launch, problem, &A::of_role, reader) };
+        }
+    }
+
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
+        let softmax = self.problem.as_ref().and_then(|problem| problem.softmax);
+        let order = softmax.and_then(|softmax| softmax.order);
+        let ordered = [TensorRole::SoftmaxMax, TensorRole::SoftmaxSum].map(A::of_role);
+        launch.outputs(&mut |argument, elements| {
+            let order = order.filter(|_| ordered.contains(&Some(argument)));
+            visit(&elements.in_order(order));
+        });
+    }
+
+    unsafe fn run(&self, launch: &Launch<'_, Self>) -> Outcome {
+        let outcome = match self.is_idle() {
+            true => Ok(()),
+            // SAFETY: the caller's promise; the outputs overlap no other tensor.
+            false => launch.refuse_overlap().and_then(|()| unsafe { self.compute(launch) }),
+        };
+        // SAFETY: the caller's promise; the launch has ended.
+        unsafe { A::ran(launch, outcome.as_ref().map(|_| ())) };
+        outcome
+    }
+
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
+        let Some(problem) = &self.problem else {
+            return Ok(());
+        };
         let mut copies: Vec<(TensorRole, Vec<u8>)> = Vec::new();
         for &role in A::IN_ORDER {
             if let Some((argument, desc)) = self.copied(problem, role) {
@@ -224,80 +299,6 @@ impl<A: AttentionCall> Attention<A> {
             }
         }
         Ok(())
-    }
-}
-
-impl<A: AttentionCall> DeclaredOperator for Attention<A> {
-    type Arguments = A;
-
-    fn symbol(&self) -> &'static str {
-        self.version.info().symbol()
-    }
-
-    fn entry_point(&self) -> EntryPoint<A::Parameter> {
-        A::entry_point(self.version)
-    }
-
-    fn arguments(&self) -> &A {
-        &self.arguments
-    }
-
-    fn is_idle(&self) -> bool {
-        match self.measured {
-            // A call with other lengths may have something to compute.
-            true => {
-                let query = A::of_role(TensorRole::Query);
-                let query = query.and_then(|query| self.arguments.tensor(query));
-                query.is_none_or(TensorDesc::is_empty)
-            }
-            false => self.touches.is_empty(),
-        }
-    }
-
-    fn overruns(&self) -> bool {
-        self.overruns
-    }
-
-    fn unlaunchable(&self) -> Option<&'static str> {
-        self.measured
-            .then_some("the executor is of GetMaxWorkspaceSize, which keeps no lengths: launch one of GetWorkspaceSize")
-    }
-
-    fn touches(&self, visit: &mut dyn FnMut(Argument<A::Parameter>, Range<u64>)) {
-        for (argument, range) in &self.touches {
-            visit(*argument, range.clone());
-        }
-    }
-
-    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        if let Some(problem) = &self.problem {
-            // SAFETY: the caller's promise.
-            unsafe { attention_reads::reads(self, problem, &A::of_role, (addresses, memory), reader) };
-        }
-    }
-
-    unsafe fn writes(&self, addresses: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
-        let softmax = self.problem.as_ref().and_then(|problem| problem.softmax);
-        let order = softmax.and_then(|softmax| softmax.order);
-        let ordered = [TensorRole::SoftmaxMax, TensorRole::SoftmaxSum].map(A::of_role);
-        self.written(addresses, &mut |argument, elements| {
-            let order = order.filter(|_| ordered.contains(&Some(argument)));
-            visit(&elements.in_order(order));
-        });
-    }
-
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
-        let outcome = match &self.problem {
-            Some(problem) if !self.touches.is_empty() => {
-                // SAFETY: the caller's promise.
-                let launch = unsafe { Launch::new(self, self.check, addresses, memory) };
-                launch.and_then(|launch| self.attend(problem, &launch))
-            }
-            _ => Ok(()),
-        };
-        // SAFETY: the caller's promise; the launch has ended.
-        unsafe { A::ran(self, addresses, memory, outcome.as_ref().map(|_| ())) };
-        outcome
     }
 }
 

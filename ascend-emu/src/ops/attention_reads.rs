@@ -10,10 +10,9 @@
 //! sequence sees a key.
 
 use super::declared::{DeclaredOperator, ParameterOf};
+use super::launch::Launch;
 use crate::elements::{Elements, NamedTensor, Place, Reader};
 use crate::kernel::{self, BlockIds, Buffers};
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use ascend_spec::attention_problem::{AttentionProblem, Counts, Cut, Grid, Rows, ScaleOffset, TensorRole};
 use ascend_spec::operator::Argument;
 use std::ops::Range;
@@ -182,29 +181,25 @@ fn each_sees_a_key(problem: &AttentionProblem<'_>) -> bool {
 ///
 /// # Safety
 ///
-/// As for [`DeclaredOperator::compute`].
+/// As for [`DeclaredOperator::run`].
 pub(super) unsafe fn reads<O: DeclaredOperator>(
-    op: &O,
+    launch: &Launch<'_, O>,
     problem: &AttentionProblem<'_>,
     of_role: &dyn Fn(TensorRole) -> Option<Argument<ParameterOf<O>>>,
-    (addresses, memory): (&Addresses, &DeviceMemory),
     reader: &mut dyn Reader,
 ) {
-    let doubtful = op.doubtful(addresses, reader);
+    let doubtful = launch.doubtful(reader);
     if doubtful.is_empty() {
         return;
     }
     let is_doubtful = |argument: &Argument<_>| doubtful.iter().any(|(known, _)| known == argument);
-    let find = |role| Some(op.named(of_role(role).filter(is_doubtful)?, addresses));
-    let base = |role| match of_role(role) {
-        Some(argument) => memory.host(addresses.get(argument)),
-        None => std::ptr::null_mut(),
-    };
+    let find = |role| Some(launch.named(of_role(role).filter(is_doubtful)?));
+    let base = |role| of_role(role).map_or(std::ptr::null_mut(), |argument| launch.base(argument));
     let unpaged = [TensorRole::Query, TensorRole::QueryRope, TensorRole::Mask].map(of_role);
     for (argument, bytes) in &doubtful {
         let followed = problem.pages.is_none() || unpaged.contains(&Some(*argument));
         if followed && reader.untouched(bytes.clone()) && each_sees_a_key(problem) {
-            let tensor = op.named(*argument, addresses);
+            let tensor = launch.named(*argument);
             let whole = Elements::new(tensor, bytes.start, bytes.len(), &[], None, Place::Whole);
             whole.iter().for_each(|whole| reader.read(whole));
         }

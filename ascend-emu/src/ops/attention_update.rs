@@ -7,8 +7,6 @@ use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::finding_kind::FindingKind;
 use crate::kernel::merge;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::ops::attention_update::{Argument, Arguments, Parameter, UpdateProblem, Version};
@@ -45,6 +43,10 @@ impl DeclaredOperator for UpdateOperator {
         &self.arguments
     }
 
+    fn check(&self) -> Check {
+        self.check
+    }
+
     fn is_idle(&self) -> bool {
         self.problem.rows == 0
     }
@@ -53,12 +55,7 @@ impl DeclaredOperator for UpdateOperator {
         self.problem.touches(&self.arguments.call(), visit);
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
-        if self.is_idle() {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let (mut lse, mut local_out) = (Vec::new(), Vec::new());
         let (mut out, mut lse_out) = (ptr::null_mut(), None);
         let mut copies = Vec::new();

@@ -2,35 +2,15 @@
 //!
 //! `cubeMathType` makes no difference: factors are multiplied as they are, in single precision.
 
-use super::checked_call::declared_by_problem;
+use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use crate::descriptor::DescribedTensor;
+use super::launch::Launch;
 use crate::kernel::batch_mat_mul::{self, Matrices};
-use crate::lints;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
-use crate::runtime::context;
-use crate::status::{AICORE_EXCEPTION, Outcome, failure};
+use crate::status::Outcome;
 use ascend_spec::ops::batch_mat_mul::{Argument, Arguments, BatchMatMulProblem, Parameter, Version};
 use ascend_spec::{TensorDesc, batch_mat_mul_arguments};
 
-/// A call that satisfies every rule.
-#[derive(Debug)]
-struct BatchMatMulOperator {
-    arguments: Arguments<TensorDesc>,
-    problem: BatchMatMulProblem,
-}
-
-impl BatchMatMulOperator {
-    /// Checks a call.
-    fn new(arguments: &Arguments<DescribedTensor>) -> Outcome<Self> {
-        let arguments = arguments.map(|_, tensor| tensor.desc);
-        let (call, soc) = (arguments.call(), context::machine().target.soc);
-        let problem = call.check(soc)?;
-        lints::report_first(Version::V1.symbol(), &arguments, |allowed| call.lint(soc, allowed))?;
-        Ok(BatchMatMulOperator { arguments, problem })
-    }
-}
+checked_call! { BatchMatMulOperator: BatchMatMulProblem, target.soc }
 
 /// Copies the bytes of a tensor before the output is written. Returns the copy, and the base address from which the
 /// description leads to the copy.
@@ -56,15 +36,19 @@ unsafe fn copy_of(desc: &TensorDesc, base: *const u8) -> Result<(Vec<u8>, *mut u
 impl DeclaredOperator for BatchMatMulOperator {
     declared_by_problem! {}
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn run(&self, launch: &Launch<'_, Self>) -> Outcome {
+        match self.is_idle() {
+            true => Ok(()),
+            // SAFETY: the caller's promise. The output may share memory with factors.
+            false => unsafe { self.compute(launch) },
+        }
+    }
+
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let Arguments { self_: Some(left), mat2: Some(right), out: Some(out), .. } = &self.arguments else {
             return Ok(());
         };
-        if self.is_idle() {
-            return Ok(());
-        }
-        let placed =
-            |parameter: Parameter, desc| Matrices { desc, base: memory.host(addresses.get(Argument::from(parameter))) };
+        let placed = |parameter: Parameter, desc| Matrices { desc, base: launch.base(parameter) };
         let bytes = |matrices: &Matrices<'_>| {
             let range = matrices.desc.byte_range().unwrap_or(0..0);
             let base = matrices.base.addr();
@@ -90,7 +74,7 @@ impl DeclaredOperator for BatchMatMulOperator {
             // they share with the output were copied; the problem is of these descriptions.
             unsafe { batch_mat_mul::run(&self.problem, factors, out) }
         };
-        multiply().map_err(|why| failure!(AICORE_EXCEPTION, "{}: {why}", self.symbol()))
+        multiply().map_err(|why| launch.fault(why))
     }
 }
 

@@ -2,15 +2,12 @@
 
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::launch::{Launch, bytes};
+use super::launch::Launch;
 use super::paged_tokens::read_whole;
 use crate::elements::{Elements, Place, Reader};
 use crate::finding_kind::FindingKind;
-use crate::host_memory::HostMemoryExhausted;
 use crate::kernel::block_sparse::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::block_sparse_attention::{
@@ -35,17 +32,17 @@ impl BlockSparseOperator {
     /// The bytes of the mask.
     ///
     /// # Errors
-    /// There is no host memory for them.
+    /// A device fault if there is no host memory for them.
     ///
     /// # Safety
     ///
     /// The bytes of the mask that a launch touches are live and written by no other thread.
-    unsafe fn mask(&self, addresses: &Addresses, memory: &DeviceMemory) -> Result<Vec<u8>, HostMemoryExhausted> {
+    unsafe fn mask(&self, launch: &Launch<'_, Self>) -> Outcome<Vec<u8>> {
         let parameter = Parameter::BlockSparseMask;
         match self.walked(parameter) {
             None => Ok(Vec::new()),
             // SAFETY: the caller's promise.
-            Some(walked) => unsafe { bytes(self, memory, addresses, parameter, walked) },
+            Some(walked) => unsafe { launch.bytes(parameter, walked) },
         }
     }
 
@@ -68,12 +65,12 @@ impl BlockSparseOperator {
     }
 
     /// The elements of some rows of a tensor.
-    fn rows(&self, parameter: Parameter, addresses: &Addresses, (batch, heads, rows): Rows) -> Option<Elements> {
+    fn rows(&self, parameter: Parameter, launch: &Launch<'_, Self>, (batch, heads, rows): Rows) -> Option<Elements> {
         let desc = self.walked(parameter)?;
         let view = self.problem.axes.view(&desc, 0)?;
         let size = desc.dtype.size()?;
         let bytes = |elements: i64| elements.saturating_mul(size as i64);
-        let named = self.named(parameter.into(), addresses);
+        let named = launch.named(parameter);
         let place = bytes(view.at(batch, heads.start, rows.start));
         let dim = desc.shape.last().map_or(0, |&dim| dim.max(0) as usize);
         let axes = [(heads.len(), bytes(view.head)), (rows.len(), bytes(view.row)), (dim, bytes(view.dim))];
@@ -126,8 +123,8 @@ impl BlockSparseOperator {
 impl DeclaredOperator for BlockSparseOperator {
     declared_by_problem! { with overruns }
 
-    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, bytes) in self.doubtful(addresses, reader) {
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
+        for (argument, bytes) in launch.doubtful(reader) {
             let parameter = argument.parameter;
             let rows: Vec<Rows> = match parameter {
                 Parameter::Query => {
@@ -142,38 +139,36 @@ impl DeclaredOperator for BlockSparseOperator {
                 }
                 Parameter::Key | Parameter::Value => {
                     // SAFETY: the caller's promise. Without memory for the mask the launch fails with the same error.
-                    unsafe { self.mask(addresses, memory) }.map(|mask| self.keys_read(&mask)).unwrap_or_default()
+                    unsafe { self.mask(launch) }.map(|mask| self.keys_read(&mask)).unwrap_or_default()
                 }
                 _ => {
-                    read_whole(self.named(argument, addresses), bytes, reader);
+                    read_whole(launch.named(argument), bytes, reader);
                     continue;
                 }
             };
             for rows in rows {
-                let elements = self.rows(parameter, addresses, rows);
+                let elements = self.rows(parameter, launch, rows);
                 elements.iter().for_each(|elements| reader.read(elements));
             }
         }
     }
 
-    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise. Without memory for the mask the launch has failed.
-        let mask = unsafe { self.mask(addresses, memory) }.unwrap_or_default();
+        let mask = unsafe { self.mask(launch) }.unwrap_or_default();
         for rows in self.rows_written(&mask) {
             for parameter in [Parameter::AttentionOut, Parameter::SoftmaxLse] {
-                let elements = self.rows(parameter, addresses, rows.clone());
+                let elements = self.rows(parameter, launch, rows.clone());
                 elements.iter().for_each(&mut *visit);
             }
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let mut walked = [None; Parameter::ALL.len()];
         for &parameter in Parameter::ALL {
             walked[parameter as usize] = self.walked(parameter);
         }
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let rows = |parameter: Parameter| {
             let desc = walked[parameter as usize].as_ref()?;
             let base = launch.base(parameter);
@@ -186,8 +181,8 @@ impl DeclaredOperator for BlockSparseOperator {
         };
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the outputs, the only tensors written, share no memory with them.
-        let mask = unsafe { self.mask(addresses, memory) }.map_err(|why| launch.fault(why))?;
-        self.inspect(&launch, &mask)?;
+        let mask = unsafe { self.mask(launch) }?;
+        self.inspect(launch, &mask)?;
         let buffers = Buffers { query, key, value, out, lse: rows(Parameter::SoftmaxLse), mask: &mask };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation
         // table let the launch in) and locked for the task that runs this; the launch has found the outputs apart from

@@ -3,9 +3,8 @@
 use super::checked_call::{checked_call, declared_by_problem};
 use super::convolution::{ConvOperator, Parameters, convolves};
 use super::declared::DeclaredOperator;
+use super::launch::Launch;
 use crate::elements::{Elements, Reader};
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::causal_conv1d::{Argument, Arguments, CausalConvCall, Parameter, Version};
 use ascend_spec::ops::convolution::ConvProblem;

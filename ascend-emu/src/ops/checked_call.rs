@@ -68,6 +68,10 @@ macro_rules! declared_by_problem {
             &self.arguments
         }
 
+        fn check(&self) -> $crate::config::Check {
+            self.check
+        }
+
         fn is_idle(&self) -> bool {
             self.problem.is_idle()
         }

@@ -5,11 +5,9 @@
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::delta_rule::{DeltaOperator, Parameters, runs};
-use super::launch::{Launch, integers};
+use super::launch::Launch;
 use crate::elements::{Elements, Reader};
 use crate::kernel::delta_chunks;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::chunk_gated_delta_rule::{Argument, Arguments, Parameter, Version};
@@ -44,42 +42,37 @@ impl ChunkDeltaOperator {
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn lengths(&self, addresses: &Addresses, memory: &DeviceMemory) -> Vec<i64> {
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn lengths(&self, launch: &Launch<'_, Self>) -> Vec<i64> {
         // SAFETY: the caller's promise.
-        unsafe { integers(self, memory, addresses, Parameter::ActualSeqLengths) }.unwrap_or_default()
+        unsafe { launch.integers(Parameter::ActualSeqLengths) }.unwrap_or_default()
     }
 }
 
 impl DeclaredOperator for ChunkDeltaOperator {
     declared_by_problem! {}
 
-    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
         // SAFETY: the caller's promise.
-        let lengths = unsafe { self.lengths(addresses, memory) };
+        let lengths = unsafe { self.lengths(launch) };
         let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
-        self.read_runs(addresses, contents, reader);
+        self.read_runs(launch, contents, reader);
     }
 
-    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise.
-        let lengths = unsafe { self.lengths(addresses, memory) };
+        let lengths = unsafe { self.lengths(launch) };
         let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
-        self.write_runs(addresses, contents, visit);
+        self.write_runs(launch, contents, visit);
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
-        if self.is_idle() {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the outputs, the only tensors written, share no memory with them.
         let lengths = unsafe { launch.integers(Parameter::ActualSeqLengths) }?;
         let contents = DeltaRuleContents { lengths: &lengths, ..DeltaRuleContents::default() };
-        let (runs, shared) = runs(&launch, &self.problem, contents)?;
-        let Some(buffers) = self.buffers(&launch, &[]) else {
+        let (runs, shared) = runs(launch, &self.problem, contents)?;
+        let Some(buffers) = self.buffers(launch, &[]) else {
             return Ok(());
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation

@@ -1,15 +1,11 @@
 //! What the emulated operators of causal convolution share.
 
 use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::{Launch, bytes, integers, refuse_two_places};
-use crate::config::Check;
+use super::launch::Launch;
 use crate::elements::{Elements, Reader};
 use crate::finding_kind::FindingKind;
-use crate::host_memory::HostMemoryExhausted;
 use crate::kernel::convolution::{self, Buffers};
 use crate::kernel::element_view::ElementView;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::ArgumentList as _;
 use ascend_spec::ops::convolution::{ConvContents, ConvFault, ConvProblem, ConvRun};
@@ -26,16 +22,11 @@ pub(super) struct Parameters<P> {
 }
 
 /// An operator of causal convolution, with `N` tensors of numbers that lead to rows and lines.
-pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
+pub(super) trait ConvOperator<const N: usize>: DeclaredOperator {
     const PARAMETERS: Parameters<ParameterOf<Self>>;
     const CONTENTS: [ParameterOf<Self>; N];
-    /// The parameters that are updated in place.
-    const UPDATED: &'static [ParameterOf<Self>];
 
     fn problem(&self) -> &ConvProblem;
-
-    /// How strictly misuse that is found on the device is treated.
-    fn strictness(&self) -> Check;
 
     /// What the numbers of the tensors of `CONTENTS` are.
     fn contents(numbers: &[Vec<i64>; N]) -> ConvContents<'_>;
@@ -47,33 +38,29 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
     /// The numbers of the tensors of `CONTENTS`.
     ///
     /// # Errors
-    /// There is no host memory for them.
+    /// A device fault if there is no host memory for them.
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn numbers(
-        &self,
-        addresses: &Addresses,
-        memory: &DeviceMemory,
-    ) -> Result<[Vec<i64>; N], HostMemoryExhausted> {
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn numbers(&self, launch: &Launch<'_, Self>) -> Outcome<[Vec<i64>; N]> {
         let mut numbers = [const { Vec::new() }; N];
         for (parameter, numbers) in Self::CONTENTS.into_iter().zip(&mut numbers) {
             *numbers = match self.tensor(parameter) {
                 Some(desc) if desc.dtype == DType::Bool => {
                     // SAFETY: the caller's promise.
-                    let flags = unsafe { bytes(self, memory, addresses, parameter, *desc) }?;
+                    let flags = unsafe { launch.bytes(parameter, *desc) }?;
                     flags.into_iter().map(i64::from).collect()
                 }
                 // SAFETY: the caller's promise.
-                _ => unsafe { integers(self, memory, addresses, parameter) }?,
+                _ => unsafe { launch.integers(parameter) }?,
             };
         }
         Ok(numbers)
     }
 
     /// Some rows of `x` or `y`.
-    fn rows(&self, parameter: ParameterOf<Self>, rows: Range<usize>, addresses: &Addresses) -> Option<Elements> {
+    fn rows(&self, parameter: ParameterOf<Self>, rows: Range<usize>, launch: &Launch<'_, Self>) -> Option<Elements> {
         let desc = self.tensor(parameter)?;
         let (&channels, &[.., apart, next]) = (desc.shape.last()?, &desc.strides[..]) else {
             return None;
@@ -81,20 +68,20 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
         let each = desc.shape[desc.shape.rank() - 2];
         if desc.shape.rank() == 3 && desc.strides[0] != apart.checked_mul(each)? {
             // Rows at unequal distances are read as they are described.
-            return Elements::described(self.named(parameter.into(), addresses), desc);
+            return Elements::described(launch.named(parameter), desc);
         }
-        self.part(parameter, (desc.offset, rows), [apart, next], channels, addresses)
+        self.part(parameter, (desc.offset, rows), [apart, next], channels, launch)
     }
 
     /// Some rows of a line of the pool.
-    fn line(&self, line: usize, rows: Range<usize>, addresses: &Addresses) -> Option<Elements> {
+    fn line(&self, line: usize, rows: Range<usize>, launch: &Launch<'_, Self>) -> Option<Elements> {
         let parameter = Self::PARAMETERS.conv_states;
         let desc = self.tensor(parameter)?;
         let (&channels, &[lines, apart, next]) = (desc.shape.last()?, &desc.strides[..]) else {
             return None;
         };
         let offset = desc.offset.checked_add(i64::try_from(line).ok()?.checked_mul(lines)?)?;
-        self.part(parameter, (offset, rows), [apart, next], channels, addresses)
+        self.part(parameter, (offset, rows), [apart, next], channels, launch)
     }
 
     /// Rows of a tensor, of which the row 0 is at `offset`.
@@ -104,13 +91,13 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
         (offset, rows): (i64, Range<usize>),
         strides: [i64; 2],
         channels: i64,
-        addresses: &Addresses,
+        launch: &Launch<'_, Self>,
     ) -> Option<Elements> {
         let [first, count] = [rows.start, rows.len()].map(|rows| i64::try_from(rows).unwrap_or(i64::MAX));
         let offset = offset.checked_add(first.checked_mul(strides[0])?)?;
         let (shape, strides) = (Dims::of([count, channels]), Dims::of(strides));
         let desc = TensorDesc { shape, strides, offset, ..*self.tensor(parameter)? };
-        Elements::described(self.named(parameter.into(), addresses), &desc)
+        Elements::described(launch.named(parameter), &desc)
     }
 
     /// Passes to the reader the weights, the bias, the rows that sequences have, and those of lines that they go on
@@ -118,26 +105,26 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn read_runs(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn read_runs(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
         // SAFETY: the caller's promise. Without host memory for the numbers the launch fails.
-        let numbers = unsafe { self.numbers(addresses, memory) }.unwrap_or([const { Vec::new() }; N]);
+        let numbers = unsafe { self.numbers(launch) }.unwrap_or([const { Vec::new() }; N]);
         let mut read = |elements: Option<Elements>| {
             let unknown = elements.filter(|elements| !reader.knows(elements.bounds()));
             unknown.iter().for_each(|elements| reader.read(elements));
         };
         let whole = |parameter: ParameterOf<Self>| {
             let desc = self.tensor(parameter)?;
-            Elements::described(self.named(parameter.into(), addresses), desc)
+            Elements::described(launch.named(parameter), desc)
         };
         read(whole(Self::PARAMETERS.weight));
         read(Self::PARAMETERS.bias.and_then(whole));
         for run in self.problem().runs(Self::contents(&numbers)).filter_map(Result::ok) {
-            read(self.rows(Self::PARAMETERS.x, run.rows.clone(), addresses));
+            read(self.rows(Self::PARAMETERS.x, run.rows.clone(), launch));
             if let Some(line) = run.history {
                 // Older rows of a line are moved within it, whatever they are.
                 let own = run.first_row.saturating_add(self.problem().front());
-                read(self.line(line, run.first_row..own, addresses));
+                read(self.line(line, run.first_row..own, launch));
             }
         }
     }
@@ -146,15 +133,15 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn write_runs(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn write_runs(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise. Without host memory for the numbers the launch fails.
-        let numbers = unsafe { self.numbers(addresses, memory) }.unwrap_or([const { Vec::new() }; N]);
+        let numbers = unsafe { self.numbers(launch) }.unwrap_or([const { Vec::new() }; N]);
         for run in self.problem().runs(Self::contents(&numbers)).filter_map(Result::ok) {
-            self.rows(Self::PARAMETERS.y, run.rows.clone(), addresses).iter().for_each(&mut *visit);
+            self.rows(Self::PARAMETERS.y, run.rows.clone(), launch).iter().for_each(&mut *visit);
             for kept in &run.kept {
                 let rows = kept.row..kept.row.saturating_add(kept.padded.len());
-                self.line(kept.line, rows, addresses).iter().for_each(&mut *visit);
+                self.line(kept.line, rows, launch).iter().for_each(&mut *visit);
             }
         }
     }
@@ -164,18 +151,12 @@ pub(super) trait ConvOperator<const N: usize>: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn convolve(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn convolve(&self, launch: &Launch<'_, Self>) -> Outcome {
         let Parameters { x, weight, bias, conv_states, y } = Self::PARAMETERS;
-        if self.is_idle() {
-            return Ok(());
-        }
-        refuse_two_places(self, addresses, Self::UPDATED)?;
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.strictness(), addresses, memory) }?;
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the tensors that are written share no memory with them.
-        let numbers = unsafe { self.numbers(addresses, memory) }.map_err(|why| launch.fault(why))?;
-        let (runs, shared) = checked_runs(&launch, self.problem(), Self::contents(&numbers))?;
+        let numbers = unsafe { self.numbers(launch) }?;
+        let (runs, shared) = checked_runs(launch, self.problem(), Self::contents(&numbers))?;
         let elements = |parameter| Some(ElementView::new(launch.first(parameter), *self.tensor(parameter)?));
         let dtype = self.tensor(x).map_or(DType::Bf16, |x| x.dtype);
         let (Some(x), Some(weight), Some(lines), Some(y)) =
@@ -226,14 +207,9 @@ macro_rules! convolves {
                 y: Parameter::$y,
             };
             const CONTENTS: [Parameter; $call::CONTENTS.len()] = $call::CONTENTS;
-            const UPDATED: &'static [Parameter] = &[$(Parameter::$updated),+];
 
             fn problem(&self) -> &ConvProblem {
                 &self.problem
-            }
-
-            fn strictness(&self) -> $crate::config::Check {
-                self.check
             }
 
             fn contents(
@@ -246,19 +222,21 @@ macro_rules! convolves {
         impl DeclaredOperator for $operator {
             declared_by_problem! {}
 
-            unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+            const UPDATED: &'static [Parameter] = &[$(Parameter::$updated),+];
+
+            unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
                 // SAFETY: the caller's promise.
-                unsafe { self.read_runs(addresses, memory, reader) };
+                unsafe { self.read_runs(launch, reader) };
             }
 
-            unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+            unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
                 // SAFETY: the caller's promise.
-                unsafe { self.write_runs(addresses, memory, visit) };
+                unsafe { self.write_runs(launch, visit) };
             }
 
-            unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> $crate::status::Outcome {
+            unsafe fn compute(&self, launch: &Launch<'_, Self>) -> $crate::status::Outcome {
                 // SAFETY: the caller's promise.
-                unsafe { self.convolve(addresses, memory) }
+                unsafe { self.convolve(launch) }
             }
         }
     };

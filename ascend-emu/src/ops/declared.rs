@@ -1,23 +1,24 @@
 //! Operators whose arguments are declared in the contract.
 
-use crate::elements::{Elements, NamedTensor, Reader};
+use super::launch::Launch;
+use crate::config::Check;
+use crate::elements::{Elements, Reader};
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator, TensorPosition};
 use crate::status::Outcome;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter, EntryPoint};
-use smallvec::SmallVec;
 use std::ops::Range;
-
-/// Tensors of a launch, each with the addresses of it that the launch touches.
-pub(super) type Touched<O> = SmallVec<[(Argument<ParameterOf<O>>, Range<usize>); 8]>;
 
 /// The parameters of an operator.
 pub(crate) type ParameterOf<O> = <<O as DeclaredOperator>::Arguments as ArgumentList>::Parameter;
 
 /// A checked call of an operator whose arguments are declared; the declaration lists its tensors.
-pub(crate) trait DeclaredOperator: Send + Sync {
+pub(crate) trait DeclaredOperator: Send + Sync + Sized {
     type Arguments: ArgumentList<Tensor = TensorDesc>;
+
+    /// The parameters that are updated in place: each has one address as an input and as an output.
+    const UPDATED: &'static [ParameterOf<Self>] = &[];
 
     /// Name of the phase-two function.
     fn symbol(&self) -> &'static str;
@@ -33,6 +34,9 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     }
 
     fn arguments(&self) -> &Self::Arguments;
+
+    /// How strictly misuse that is found on the device is treated.
+    fn check(&self) -> Check;
 
     /// Whether a launch has nothing to do.
     fn is_idle(&self) -> bool;
@@ -57,75 +61,53 @@ pub(crate) trait DeclaredOperator: Send + Sync {
     /// strides with which the launch walks them.
     fn touches(&self, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Range<u64>));
 
-    /// A tensor's name and its base address.
-    fn named(&self, argument: Argument<ParameterOf<Self>>, addresses: &Addresses) -> NamedTensor {
-        NamedTensor { what: argument.acl_name(), address: addresses.get(argument) }
-    }
-
-    /// Address of the first byte of a tensor.
-    fn first_byte(&self, argument: Argument<ParameterOf<Self>>, addresses: &Addresses) -> usize {
-        let desc = self.arguments().tensor(argument);
-        let start = desc.and_then(TensorDesc::byte_range).map_or(0, |range| range.start);
-        addresses.get(argument).saturating_add(usize::try_from(start).unwrap_or(usize::MAX))
-    }
-
-    /// The inputs that have unwritten bytes among those that a launch touches.
-    fn doubtful(&self, addresses: &Addresses, reader: &dyn Reader) -> Touched<Self>
-    where
-        Self: Sized,
-    {
-        let mut doubtful = Touched::<Self>::new();
-        self.touches(&mut |argument, range| {
-            if argument.parameter.info().output.is_some() {
-                return;
-            }
-            let base = addresses.get(argument);
-            let place = |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
-            let bytes = place(range.start)..place(range.end);
-            if !reader.knows(bytes.clone()) {
-                doubtful.push((argument, bytes));
-            }
-        });
-        doubtful
-    }
-
-    /// Visits all elements of the outputs that a launch writes.
-    fn written(&self, addresses: &Addresses, visit: &mut dyn FnMut(Argument<ParameterOf<Self>>, Elements)) {
-        self.touches(&mut |argument, _| {
-            let desc = self.arguments().tensor(argument);
-            let output = desc.filter(|_| argument.parameter.info().output.is_some());
-            let elements = output.and_then(|desc| Elements::described(self.named(argument, addresses), desc));
-            if let Some(elements) = elements {
-                visit(argument, elements);
-            }
-        });
-    }
-
     /// Passes the elements that a launch reads, and that must have been written before, to the reader, like
     /// [`Operator::reads`].
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn reads(&self, _: &Addresses, _: &DeviceMemory, _: &mut dyn Reader) {}
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn reads(&self, _: &Launch<'_, Self>, _: &mut dyn Reader) {}
 
     /// Visits the elements that a launch writes: by default all elements of its outputs. Operators that look up the
     /// places they write to override this.
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn writes(&self, addresses: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
-        self.written(addresses, &mut |_, elements| visit(&elements));
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
+        launch.outputs(&mut |_, elements| visit(&elements));
     }
 
-    /// Does the work of a launch.
+    /// Does the work of a launch, unless it has none or its tensors are not where the operator can have them.
+    ///
+    /// # Errors
+    /// A device fault.
     ///
     /// # Safety
     ///
     /// The ranges of [`DeclaredOperator::touches`] are live while it runs, and no other thread writes them or reads
     /// those that it writes.
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome;
+    unsafe fn run(&self, launch: &Launch<'_, Self>) -> Outcome {
+        if self.is_idle() {
+            return Ok(());
+        }
+        launch.refuse_two_places()?;
+        launch.refuse_overlap()?;
+        // SAFETY: the caller's promise; the outputs overlap no other tensor.
+        unsafe { self.compute(launch) }
+    }
+
+    /// Does the work of a launch that has some.
+    ///
+    /// # Errors
+    /// A device fault.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeclaredOperator::run`], which has found that the outputs share no memory with other tensors of the
+    /// launch, but for an output that is an input, where the operator works in place.
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome;
 }
 
 impl<O: DeclaredOperator> Operator for O {
@@ -187,16 +169,16 @@ impl<O: DeclaredOperator> Operator for O {
 
     unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
         // SAFETY: the caller's promise.
-        unsafe { DeclaredOperator::reads(self, addresses, memory, reader) };
+        unsafe { DeclaredOperator::reads(self, &Launch::new(self, addresses, memory), reader) };
     }
 
     unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise.
-        unsafe { DeclaredOperator::writes(self, addresses, memory, visit) };
+        unsafe { DeclaredOperator::writes(self, &Launch::new(self, addresses, memory), visit) };
     }
 
     unsafe fn run(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
         // SAFETY: the caller's promise; `accesses` visits the ranges of `touches`.
-        unsafe { self.compute(addresses, memory) }
+        unsafe { DeclaredOperator::run(self, &Launch::new(self, addresses, memory)) }
     }
 }

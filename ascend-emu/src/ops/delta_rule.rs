@@ -5,7 +5,6 @@ use super::launch::Launch;
 use crate::elements::{Elements, Reader};
 use crate::finding_kind::FindingKind;
 use crate::kernel::delta_rule::{Buffers, Tensor};
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleFault, DeltaRuleProblem, Run};
 use ascend_spec::{Dims, TensorDesc};
@@ -46,7 +45,7 @@ pub(super) struct Parameters<P> {
 }
 
 /// An operator of the gated delta rule.
-pub(super) trait DeltaOperator: DeclaredOperator + Sized {
+pub(super) trait DeltaOperator: DeclaredOperator {
     const PARAMETERS: Parameters<ParameterOf<Self>>;
 
     fn problem(&self) -> &DeltaRuleProblem;
@@ -73,11 +72,11 @@ pub(super) trait DeltaOperator: DeclaredOperator + Sized {
     }
 
     /// Passes to the reader the tokens that sequences read, and the states that they begin with.
-    fn read_runs(&self, addresses: &Addresses, contents: DeltaRuleContents<'_>, reader: &mut dyn Reader) {
+    fn read_runs(&self, launch: &Launch<'_, Self>, contents: DeltaRuleContents<'_>, reader: &mut dyn Reader) {
         let Parameters { query, key, value, beta, g, gk, states: [begin, _], .. } = Self::PARAMETERS;
         for run in self.problem().runs(contents).filter_map(Result::ok) {
             let mut read = |parameter, rows| {
-                let elements = self.rows(parameter, rows, addresses);
+                let elements = self.rows(parameter, rows, launch);
                 let unknown = elements.filter(|elements| !reader.knows(elements.bounds()));
                 unknown.iter().for_each(|elements| reader.read(elements));
             };
@@ -89,12 +88,12 @@ pub(super) trait DeltaOperator: DeclaredOperator + Sized {
     }
 
     /// Visits the outputs of the tokens that sequences have, and the states that are written.
-    fn write_runs(&self, addresses: &Addresses, contents: DeltaRuleContents<'_>, visit: &mut dyn FnMut(&Elements)) {
+    fn write_runs(&self, launch: &Launch<'_, Self>, contents: DeltaRuleContents<'_>, visit: &mut dyn FnMut(&Elements)) {
         let Parameters { states: [_, end], out, .. } = Self::PARAMETERS;
         for run in self.problem().runs(contents).filter_map(Result::ok) {
             let tokens = run.first..run.first + run.tokens;
-            self.rows(out, tokens.clone(), addresses).iter().for_each(&mut *visit);
-            let mut state = |slot: usize| self.rows(end, slot..slot + 1, addresses).iter().for_each(&mut *visit);
+            self.rows(out, tokens.clone(), launch).iter().for_each(&mut *visit);
+            let mut state = |slot: usize| self.rows(end, slot..slot + 1, launch).iter().for_each(&mut *visit);
             match contents.slots.get(tokens) {
                 Some(slots) => slots.iter().filter_map(|&slot| usize::try_from(slot).ok()).for_each(state),
                 None => state(run.sequence),
@@ -103,7 +102,7 @@ pub(super) trait DeltaOperator: DeclaredOperator + Sized {
     }
 
     /// Some rows of the first axis of a tensor.
-    fn rows(&self, parameter: ParameterOf<Self>, rows: Range<usize>, addresses: &Addresses) -> Option<Elements> {
+    fn rows(&self, parameter: ParameterOf<Self>, rows: Range<usize>, launch: &Launch<'_, Self>) -> Option<Elements> {
         let desc = self.walked(parameter)?;
         let &[_, ref others @ ..] = &desc.shape[..] else {
             return None;
@@ -112,6 +111,6 @@ pub(super) trait DeltaOperator: DeclaredOperator + Sized {
         let shape: SmallVec<[i64; 4]> = iter::once(rows.len() as i64).chain(others.iter().copied()).collect();
         let offset = desc.offset.checked_add(before)?;
         let desc = TensorDesc { shape: Dims::new(&shape)?, offset, ..desc };
-        Elements::described(self.named(parameter.into(), addresses), &desc)
+        Elements::described(launch.named(parameter), &desc)
     }
 }

@@ -2,12 +2,11 @@
 
 use super::attention::{Attention, AttentionCall};
 use super::entry_point::executor_of;
+use super::launch::Launch;
 use crate::descriptor::DescribedTensor;
 use crate::emulated_only;
 use crate::lints;
-use crate::memory::DeviceMemory;
 use crate::observe::{ObservedCall, observer};
-use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::{ACLNN_INNER, DEVICE_INTERNAL, Failure, Outcome, contain};
 use ascend_spec::ops::fused_infer_attention_score::{Arguments, Version};
@@ -19,16 +18,17 @@ type Checked = Attention<Arguments<TensorDesc>>;
 impl AttentionCall for Arguments<TensorDesc> {
     const OVERRUNS: bool = true;
 
-    unsafe fn ran(op: &Checked, addresses: &Addresses, memory: &DeviceMemory, outcome: Result<(), &Failure>) {
+    unsafe fn ran(launch: &Launch<'_, Checked>, outcome: Result<(), &Failure>) {
         let Some(observer) = observer() else {
             return;
         };
+        let op = launch.op;
         let call = op.arguments.call();
-        let base = |argument| addresses.get(argument);
+        let base = |argument| launch.address(argument);
         let observed = ObservedCall::unread(&call, op.version, op.target);
         // SAFETY: the ranges are those of `touches`: live, and locked for the task that runs this, which has finished
         // writing.
-        let observed = unsafe { observed.with_tensors(memory, &op.touches, &base) };
+        let observed = unsafe { observed.with_tensors(launch.memory, &op.touches, &base) };
         let outcome = outcome.map_err(|fault| &*fault.message);
         // A failure of the observer fails no call.
         let _ = contain(DEVICE_INTERNAL, || {

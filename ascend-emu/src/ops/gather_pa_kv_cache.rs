@@ -2,11 +2,9 @@
 
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::launch::{Launch, integers};
+use super::launch::Launch;
 use crate::elements::{Elements, Place, Reader};
 use crate::finding_kind::FindingKind;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::ops::gather_pa_kv_cache::{Argument, Arguments, GatherProblem, Parameter, Source, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
@@ -47,22 +45,22 @@ impl GatherOperator {
 impl DeclaredOperator for GatherOperator {
     declared_by_problem! {}
 
-    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, _) in self.doubtful(addresses, reader) {
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
+        for (argument, _) in launch.doubtful(reader) {
             let pieces = match argument.parameter {
                 Parameter::KeyCache => self.problem.key,
                 Parameter::ValueCache => self.problem.value,
                 _ => continue,
             };
             // SAFETY: the caller's promise, for each of them.
-            let numbers = |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) };
+            let numbers = |parameter: Parameter| unsafe { launch.integers(parameter) };
             let (Ok(table), Ok(lengths), Ok(offsets)) =
                 (numbers(Parameter::BlockTables), numbers(Parameter::SeqLens), numbers(Parameter::SeqOffset))
             else {
                 // The launch fails with the same error.
                 return;
             };
-            let (tensor, first) = (self.named(argument, addresses), self.first_byte(argument, addresses));
+            let (tensor, first) = (launch.named(argument), launch.first_byte(argument));
             (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
                 if let Source::Row { block, row, .. } = source {
                     let place = |piece| pieces.place(self.problem.block_size, block, row, piece);
@@ -76,12 +74,7 @@ impl DeclaredOperator for GatherOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
-        if self.is_idle() {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let numbers = |parameter: Parameter| {
             // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found
             // that the outputs, the only tensors written, share no memory with them.
@@ -92,7 +85,7 @@ impl DeclaredOperator for GatherOperator {
         let offsets = numbers(Parameter::SeqOffset)?;
         let mut inspected = Ok(());
         (self.problem).sources(&table, &lengths, &offsets, &mut |source| {
-            let found = self.inspect(&launch, source);
+            let found = self.inspect(launch, source);
             if inspected.is_ok() {
                 inspected = found;
             }

@@ -1,9 +1,9 @@
-//! One launch of a declared operator: the addresses of its tensors, and the misuse that it finds in them.
+//! One launch of a declared operator: where its tensors are, and the misuse that it finds in them.
 
 use super::declared::{DeclaredOperator, ParameterOf};
-use crate::config::Check;
+use crate::elements::{Elements, NamedTensor, Reader};
 use crate::finding_kind::FindingKind;
-use crate::host_memory::{HostMemoryExhausted, try_collect};
+use crate::host_memory::try_collect;
 use crate::kernel::element_view::ElementView;
 use crate::memory::DeviceMemory;
 use crate::operator::{Access, Addresses, Operator as _};
@@ -13,43 +13,43 @@ use ascend_spec::operator::{Argument, ArgumentList, DeclaredParameter as _};
 use ascend_spec::{DType, TensorDesc};
 use smallvec::SmallVec;
 use std::fmt::Display;
+use std::ops::Range;
 use std::ptr;
 
-/// A launch that runs: the bytes that it touches are live and locked for it, and its outputs share no memory with its
-/// other tensors, but for an output that is an input, where the operator works in place.
+/// Tensors of a launch, each with the addresses of it that the launch touches.
+pub(super) type Touched<O> = SmallVec<[(Argument<ParameterOf<O>>, Range<usize>); 8]>;
+
+/// A launch of a checked call, with its tensors at the addresses that they have for it.
 pub(crate) struct Launch<'a, O> {
     pub(super) op: &'a O,
-    check: Check,
     addresses: &'a Addresses,
-    memory: &'a DeviceMemory,
+    pub(super) memory: &'a DeviceMemory,
 }
 
 impl<'a, O: DeclaredOperator> Launch<'a, O> {
-    /// The launch of `op` with the tensors at these addresses. `check` is how strictly misuse that is found on the
-    /// device is treated.
-    ///
-    /// # Errors
-    /// A device fault if an output shares memory with another tensor.
-    ///
-    /// # Safety
-    ///
-    /// As for [`DeclaredOperator::compute`], as long as the launch exists.
-    pub(super) unsafe fn new(
-        op: &'a O,
-        check: Check,
-        addresses: &'a Addresses,
-        memory: &'a DeviceMemory,
-    ) -> Outcome<Self> {
-        refuse_overlap(op, addresses)?;
-        Ok(Launch { op, check, addresses, memory })
+    pub(super) fn new(op: &'a O, addresses: &'a Addresses, memory: &'a DeviceMemory) -> Self {
+        Launch { op, addresses, memory }
+    }
+
+    /// Base address of a tensor on the device; 0 if the call has no such tensor.
+    pub(super) fn address(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> usize {
+        self.addresses.get(argument.into())
     }
 
     /// Base address of a tensor; null if the call has no such tensor.
     pub(super) fn base(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> *mut u8 {
-        match self.addresses.get(argument.into()) {
+        match self.address(argument) {
             0 => ptr::null_mut(),
             address => self.memory.host(address),
         }
+    }
+
+    /// Address on the device of the first byte that a tensor's view touches.
+    pub(super) fn first_byte(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> usize {
+        let argument = argument.into();
+        let desc = self.op.arguments().tensor(argument);
+        let start = desc.and_then(TensorDesc::byte_range).map_or(0, |range| range.start);
+        self.address(argument).saturating_add(usize::try_from(start).unwrap_or(usize::MAX))
     }
 
     /// First byte that a tensor's view touches; null if the call has no such tensor.
@@ -57,8 +57,43 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         let argument = argument.into();
         match self.op.arguments().tensor(argument) {
             None => ptr::null_mut(),
-            Some(_) => self.memory.host(self.op.first_byte(argument, self.addresses)),
+            Some(_) => self.memory.host(self.first_byte(argument)),
         }
+    }
+
+    /// A tensor's name and its base address.
+    pub(super) fn named(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> NamedTensor {
+        let argument = argument.into();
+        NamedTensor { what: argument.acl_name(), address: self.address(argument) }
+    }
+
+    /// The inputs that have unwritten bytes among those that the launch touches.
+    pub(super) fn doubtful(&self, reader: &dyn Reader) -> Touched<O> {
+        let mut doubtful = Touched::<O>::new();
+        self.op.touches(&mut |argument, range| {
+            if argument.is_output() {
+                return;
+            }
+            let base = self.address(argument);
+            let place = |byte: u64| base.saturating_add(usize::try_from(byte).unwrap_or(usize::MAX));
+            let bytes = place(range.start)..place(range.end);
+            if !reader.knows(bytes.clone()) {
+                doubtful.push((argument, bytes));
+            }
+        });
+        doubtful
+    }
+
+    /// Visits all elements of the outputs that the launch touches.
+    pub(super) fn outputs(&self, visit: &mut dyn FnMut(Argument<ParameterOf<O>>, Elements)) {
+        self.op.touches(&mut |argument, _| {
+            let desc = self.op.arguments().tensor(argument);
+            let output = desc.filter(|_| argument.is_output());
+            let elements = output.and_then(|desc| Elements::described(self.named(argument), desc));
+            if let Some(elements) = elements {
+                visit(argument, elements);
+            }
+        });
     }
 
     /// A device fault of the operator.
@@ -75,8 +110,40 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
     ///
     /// The tensor's bytes are live and written by no other thread.
     pub(super) unsafe fn integers(&self, argument: impl Into<Argument<ParameterOf<O>>>) -> Outcome<Vec<i64>> {
-        // SAFETY: the caller's promise.
-        let all = unsafe { integers(self.op, self.memory, self.addresses, argument) };
+        let argument = argument.into();
+        let Some(desc) = self.op.arguments().tensor(argument) else {
+            return Ok(Vec::new());
+        };
+        let count = desc.elements().unwrap_or(0);
+        let elements = ElementView::new(self.first(argument), *desc);
+        let one = |index: usize| match desc.dtype {
+            // SAFETY: the caller's promise; the index is one of the tensor's elements.
+            DType::Int64 => unsafe { elements.read::<i64>(index) },
+            // SAFETY: the caller's promise; the index is one of the tensor's elements.
+            _ => i64::from(unsafe { elements.read::<i32>(index) }),
+        };
+        let all = try_collect((0..usize::try_from(count).unwrap_or(0)).map(one));
+        all.map_err(|why| self.fault(why))
+    }
+
+    /// The bytes of a tensor of single bytes, as the launch walks it.
+    ///
+    /// # Errors
+    /// A device fault if there is no host memory for them.
+    ///
+    /// # Safety
+    ///
+    /// The bytes that the walk touches are live and written by no other thread.
+    pub(super) unsafe fn bytes(
+        &self,
+        argument: impl Into<Argument<ParameterOf<O>>>,
+        walked: TensorDesc,
+    ) -> Outcome<Vec<u8>> {
+        let count = walked.elements().unwrap_or(0);
+        let elements = ElementView::new(self.first(argument), walked);
+        // SAFETY: the caller's promise; the index is one of the elements.
+        let one = |index: usize| unsafe { elements.read::<u8>(index) };
+        let all = try_collect((0..usize::try_from(count).unwrap_or(0)).map(one));
         all.map_err(|why| self.fault(why))
     }
 
@@ -88,14 +155,14 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         let symbol = self.op.symbol();
         let mut tensors = self.op.arguments().each_tensor();
         let address = tensors.find(|(argument, _)| argument.acl_name() == tensor);
-        let address = address.map(|(argument, _)| self.addresses.get(argument));
+        let address = address.map(|(argument, _)| self.address(argument));
         let suspicion = Suspicion {
             kind,
             site: (symbol, tensor),
             tensor: address.unwrap_or(0),
             message: format!("{symbol}: {text}"),
         };
-        report(self.check, AICORE_EXCEPTION, suspicion)
+        report(self.op.check(), AICORE_EXCEPTION, suspicion)
     }
 
     /// The sequences that the numbers of the launch lead to, and whether two of them share what they write. Faults are
@@ -123,86 +190,51 @@ impl<'a, O: DeclaredOperator> Launch<'a, O> {
         shared.iter().try_for_each(report)?;
         Ok((runs, shared.is_some()))
     }
-}
 
-/// The numbers of a tensor of `INT32` or `INT64` of an operator; none if the call has no such tensor.
-///
-/// # Errors
-/// There is no host memory for them.
-///
-/// # Safety
-///
-/// The tensor's bytes are live and written by no other thread.
-pub(super) unsafe fn integers<O: DeclaredOperator>(
-    op: &O,
-    memory: &DeviceMemory,
-    addresses: &Addresses,
-    argument: impl Into<Argument<ParameterOf<O>>>,
-) -> Result<Vec<i64>, HostMemoryExhausted> {
-    let argument = argument.into();
-    let Some(desc) = op.arguments().tensor(argument) else {
-        return Ok(Vec::new());
-    };
-    let count = desc.elements().unwrap_or(0);
-    let elements = ElementView::new(memory.host(op.first_byte(argument, addresses)), *desc);
-    let one = |index: usize| match desc.dtype {
-        // SAFETY: the caller's promise; the index is one of the tensor's elements.
-        DType::Int64 => unsafe { elements.read::<i64>(index) },
-        // SAFETY: the caller's promise; the index is one of the tensor's elements.
-        _ => i64::from(unsafe { elements.read::<i32>(index) }),
-    };
-    try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
-}
+    /// Returns a device fault if the address of a tensor that is updated in place differs as an output from its
+    /// address as an input.
+    pub(super) fn refuse_two_places(&self) -> Outcome {
+        for parameter in O::UPDATED {
+            let info = parameter.info();
+            let (Some(input), Some(output)) = (info.input, info.output) else {
+                continue;
+            };
+            let (read, written) = (self.addresses.inputs.get(input), self.addresses.outputs.get(output));
+            if self.op.arguments().tensor((*parameter).into()).is_some() && read != written {
+                return Err(self.fault(format_args!(
+                    "{} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change both",
+                    info.acl_name,
+                    read.copied().unwrap_or(0),
+                    written.copied().unwrap_or(0),
+                )));
+            }
+        }
+        Ok(())
+    }
 
-/// The bytes of a tensor of single bytes of an operator, as its launch walks it.
-///
-/// # Errors
-/// There is no host memory for them.
-///
-/// # Safety
-///
-/// The bytes that the walk touches are live and written by no other thread.
-pub(super) unsafe fn bytes<O: DeclaredOperator>(
-    op: &O,
-    memory: &DeviceMemory,
-    addresses: &Addresses,
-    argument: impl Into<Argument<ParameterOf<O>>>,
-    walked: TensorDesc,
-) -> Result<Vec<u8>, HostMemoryExhausted> {
-    let count = walked.elements().unwrap_or(0);
-    let first = memory.host(op.first_byte(argument.into(), addresses));
-    let elements = ElementView::new(first, walked);
-    // SAFETY: the caller's promise; the index is one of the elements.
-    let one = |index: usize| unsafe { elements.read::<u8>(index) };
-    try_collect((0..usize::try_from(count).unwrap_or(0)).map(one))
-}
-
-/// Returns a device fault if the address of a tensor that is updated in place differs as an output from its address as
-/// an input.
-pub(super) fn refuse_two_places<O: DeclaredOperator>(
-    op: &O,
-    addresses: &Addresses,
-    updated: &[ParameterOf<O>],
-) -> Outcome {
-    for &parameter in updated {
-        let info = parameter.info();
-        let (Some(input), Some(output)) = (info.input, info.output) else {
-            continue;
-        };
-        let (read, written) = (addresses.inputs.get(input), addresses.outputs.get(output));
-        if op.arguments().tensor(parameter.into()).is_some() && read != written {
-            return Err(failure!(
-                AICORE_EXCEPTION,
-                "{}: {} is at {:#x} as input {input} and at {:#x} as output {output}; it is one tensor, so change \
-                     both",
-                op.symbol(),
-                info.acl_name,
-                read.copied().unwrap_or(0),
-                written.copied().unwrap_or(0)
-            ));
+    /// Returns a device fault if the launch would write memory that is also part of another of its tensors.
+    pub(super) fn refuse_overlap(&self) -> Outcome {
+        let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
+        self.op.accesses(self.addresses, &mut |access| {
+            if access.bytes > 0 {
+                accesses.push(access);
+            }
+        });
+        let in_place = self.op.in_place().filter(|pair| {
+            let [output, input] = pair.map(|parameter| self.op.arguments().tensor(parameter.into()));
+            output == input
+        });
+        let names = in_place.map(|pair| pair.map(|parameter| parameter.info().acl_name));
+        let may_be_one =
+            |one: &Access, other: &Access| names == Some([one.what, other.what]) && one.address == other.address;
+        match overlap(&accesses, may_be_one) {
+            None => Ok(()),
+            Some((output, other)) => Err(self.fault(format_args!(
+                "{} at {:#x} and {} at {:#x} overlap; the output cannot share memory with another tensor",
+                output.what, output.address, other.what, other.address
+            ))),
         }
     }
-    Ok(())
 }
 
 /// An output that shares bytes with another tensor of the same launch, unless both are one tensor by `may_be_one`.
@@ -214,33 +246,4 @@ fn overlap(accesses: &[Access], may_be_one: impl Fn(&Access, &Access) -> bool) -
         });
         other.map(|(_, other)| (one, other))
     })
-}
-
-/// Returns a device fault if a launch would write memory that is also part of another of its tensors.
-fn refuse_overlap<O: DeclaredOperator>(op: &O, addresses: &Addresses) -> Outcome {
-    let mut accesses: SmallVec<[Access; 16]> = SmallVec::new();
-    op.accesses(addresses, &mut |access| {
-        if access.bytes > 0 {
-            accesses.push(access);
-        }
-    });
-    let in_place = op.in_place().filter(|pair| {
-        let [output, input] = pair.map(|parameter| op.arguments().tensor(parameter.into()));
-        output == input
-    });
-    let names = in_place.map(|pair| pair.map(|parameter| parameter.info().acl_name));
-    let may_be_one =
-        |one: &Access, other: &Access| names == Some([one.what, other.what]) && one.address == other.address;
-    match overlap(&accesses, may_be_one) {
-        None => Ok(()),
-        Some((output, other)) => Err(failure!(
-            AICORE_EXCEPTION,
-            "{}: {} at {:#x} and {} at {:#x} overlap; the output cannot share memory with another tensor",
-            op.name(),
-            output.what,
-            output.address,
-            other.what,
-            other.address
-        )),
-    }
 }

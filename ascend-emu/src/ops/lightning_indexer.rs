@@ -8,8 +8,6 @@ use crate::elements::Elements;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::lightning_indexer::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::{ArgumentList as _, WalkedTensors as _};
 use ascend_spec::ops::lightning_indexer::{Argument, Arguments, IndexerCall, IndexerProblem, Parameter, Version};
@@ -21,27 +19,24 @@ checked_call! { IndexerOperator: IndexerProblem, target }
 impl DeclaredOperator for IndexerOperator {
     declared_by_problem! { with overruns }
 
-    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         let call = self.arguments.call();
         let walked = |parameter| self.problem.walked(&call, parameter, self.arguments.tensor(parameter)?);
         let outputs = [Parameter::SparseIndices, Parameter::SparseValues];
         let outputs = outputs.into_iter().filter_map(|parameter| Some((parameter, walked(parameter)?, 0)));
         let sequences = (&self.problem.sequences, IndexerCall::CONTENTS[0]);
         // SAFETY: the caller's promise.
-        unsafe { sparse_contents::write_rows(self, sequences, outputs, (addresses, memory), visit) };
+        unsafe { sparse_contents::write_rows(launch, sequences, outputs, visit) };
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let values = Parameter::SparseValues;
         let desc = self.arguments.tensor(values);
         let walked = desc.and_then(|desc| self.problem.walked(&self.arguments.call(), values, desc));
         let values = walked.map(|desc| (values, desc));
         let tensors = [Parameter::Query, Parameter::Key, Parameter::Weights, Parameter::SparseIndices];
         // SAFETY: the caller's promise.
-        unsafe {
-            let launch = Launch::new(self, self.check, addresses, memory)?;
-            choose(&launch, &self.problem, IndexerCall::CONTENTS, tensors, values, None)
-        }
+        unsafe { choose(launch, &self.problem, IndexerCall::CONTENTS, tensors, values, None) }
     }
 }
 
@@ -62,9 +57,6 @@ pub(super) unsafe fn choose<O: DeclaredOperator>(
     values: Option<(ParameterOf<O>, TensorDesc)>,
     scales: Option<[ParameterOf<O>; 2]>,
 ) -> Outcome {
-    if problem.is_idle() {
-        return Ok(());
-    }
     let desc = |parameter: ParameterOf<O>| launch.op.arguments().tensor(parameter.into());
     let source = |parameter| Some(TokenRows { desc: desc(parameter)?, base: launch.base(parameter) });
     let written = |(parameter, desc): (ParameterOf<O>, TensorDesc)| {

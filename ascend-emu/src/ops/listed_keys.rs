@@ -1,17 +1,14 @@
 //! The keys that the lists of sparse attention name, which are known on the device alone.
 
 use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::{Launch, integers};
+use super::launch::Launch;
 use super::paged_tokens::{read_tokens, read_whole};
 use super::sparse_contents;
-use crate::config::Check;
 use crate::elements::{Elements, NamedTensor, Reader};
 use crate::finding_kind::FindingKind;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::sparse_attention::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::DeclaredParameter as _;
@@ -19,7 +16,7 @@ use ascend_spec::ops::sparse_flash_attention::{EntryFaultKind, SparseFlashProble
 use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence, TokenLayout};
 
 /// An operator whose rows attend to the keys that lists name.
-pub(super) trait ListedKeys: DeclaredOperator + Sized {
+pub(super) trait ListedKeys: DeclaredOperator {
     /// Lengths of queries and of keys, and the block table.
     const CONTENTS: [ParameterOf<Self>; 3];
     /// The lists.
@@ -62,16 +59,16 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::reads`].
-    unsafe fn read_listed(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn read_listed(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
         let paged = self.problem().sequences.key.layout == TokenLayout::PaBsnd;
-        for (argument, bytes) in self.doubtful(addresses, reader) {
-            let named = self.named(argument, addresses);
+        for (argument, bytes) in launch.doubtful(reader) {
+            let named = launch.named(argument);
             if argument.parameter == Self::VALUE {
                 continue;
             }
             if paged && Self::TENSORS[2..4].contains(&Some(argument.parameter)) {
                 // SAFETY: the caller's promise, for each of them.
-                let numbers = |parameter: ParameterOf<Self>| unsafe { integers(self, memory, addresses, parameter) };
+                let numbers = |parameter: ParameterOf<Self>| unsafe { launch.integers(parameter) };
                 let [queries, keys, table] = Self::CONTENTS.map(numbers);
                 let lists = numbers(Self::INDICES);
                 // Without memory for them the launch fails with the same error.
@@ -95,10 +92,8 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::compute`].
-    unsafe fn attend(&self, check: Check, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn attend(&self, launch: &Launch<'_, Self>) -> Outcome {
         let walked = Self::TENSORS.map(|parameter| self.walked(parameter?));
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, check, addresses, memory) }?;
         let rows = |number: usize| {
             let (parameter, desc) = (Self::TENSORS[number]?, walked[number].as_ref()?);
             Some(TokenRows { desc, base: launch.base(parameter) })
@@ -108,7 +103,7 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
         };
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the outputs, the only tensors written, share no memory with them.
-        let (numbers, lists) = unsafe { Self::numbers(&launch) }?;
+        let (numbers, lists) = unsafe { Self::numbers(launch) }?;
         let sinks = Self::TENSORS[7].zip(walked[7]);
         let buffers = Buffers {
             query,
@@ -132,14 +127,14 @@ pub(super) trait ListedKeys: DeclaredOperator + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::writes`].
-    unsafe fn write_rows(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn write_rows(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         // Packed rows are the first axis of attention, and the second of maxima and sums.
         let [_, _, _, _, out, max, sum, _] = Self::TENSORS;
         let outputs = [out, max, sum].into_iter().zip([0, 1, 1]);
         let outputs = outputs.filter_map(|(named, axis)| Some((named?, self.walked(named?)?, axis)));
         let sequences = (&self.problem().sequences, Self::CONTENTS[0]);
         // SAFETY: the caller's promise.
-        unsafe { sparse_contents::write_rows(self, sequences, outputs, (addresses, memory), visit) };
+        unsafe { sparse_contents::write_rows(launch, sequences, outputs, visit) };
     }
 }
 
@@ -171,29 +166,19 @@ macro_rules! attends_to_listed_keys {
             self.problem.overruns
         }
 
-        unsafe fn reads(
-            &self,
-            addresses: &Addresses,
-            memory: &DeviceMemory,
-            reader: &mut dyn $crate::elements::Reader,
-        ) {
+        unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn $crate::elements::Reader) {
             // SAFETY: the caller's promise.
-            unsafe { self.read_listed(addresses, memory, reader) };
+            unsafe { self.read_listed(launch, reader) };
         }
 
-        unsafe fn writes(
-            &self,
-            addresses: &Addresses,
-            memory: &DeviceMemory,
-            visit: &mut dyn FnMut(&$crate::elements::Elements),
-        ) {
+        unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&$crate::elements::Elements)) {
             // SAFETY: the caller's promise.
-            unsafe { self.write_rows(addresses, memory, visit) };
+            unsafe { self.write_rows(launch, visit) };
         }
 
-        unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> $crate::status::Outcome {
+        unsafe fn compute(&self, launch: &Launch<'_, Self>) -> $crate::status::Outcome {
             // SAFETY: the caller's promise.
-            unsafe { self.attend(self.check, addresses, memory) }
+            unsafe { self.attend(launch) }
         }
     };
 }

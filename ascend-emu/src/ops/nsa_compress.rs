@@ -7,8 +7,6 @@ use super::paged_tokens::read_whole;
 use crate::elements::{Elements, Reader};
 use crate::kernel::compression::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_compress::{Argument, Arguments, NsaCompressProblem, Parameter, Version};
@@ -27,26 +25,23 @@ impl NsaCompressOperator {
 impl DeclaredOperator for NsaCompressOperator {
     declared_by_problem! { with overruns }
 
-    unsafe fn reads(&self, addresses: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, bytes) in self.doubtful(addresses, reader) {
-            read_whole(self.named(argument, addresses), bytes, reader);
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
+        for (argument, bytes) in launch.doubtful(reader) {
+            read_whole(launch.named(argument), bytes, reader);
         }
     }
 
-    unsafe fn writes(&self, addresses: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         let written = self.walked(Parameter::Output);
-        let written =
-            written.and_then(|desc| Elements::described(self.named(Parameter::Output.into(), addresses), &desc));
+        let written = written.and_then(|desc| Elements::described(launch.named(Parameter::Output), &desc));
         written.iter().for_each(visit);
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let walked = [Parameter::Input, Parameter::Weight, Parameter::Output].map(|parameter| self.walked(parameter));
         let [Some(input), Some(weight), Some(output)] = &walked else {
             return Ok(());
         };
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         let rows = |parameter: Parameter, desc| TokenRows { desc, base: launch.base(parameter) };
         let buffers = Buffers {
             input: rows(Parameter::Input, input),

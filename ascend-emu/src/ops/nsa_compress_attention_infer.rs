@@ -2,14 +2,12 @@
 
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::launch::{Launch, integers};
+use super::launch::Launch;
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::native_sparse::{self, Buffers, HeadRow};
 use crate::kernel::token_rows::TokenRows;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_compress_attention_infer::{
@@ -23,13 +21,13 @@ checked_call! { CompressAttentionOperator: NsaCompressAttentionProblem, target }
 impl DeclaredOperator for CompressAttentionOperator {
     declared_by_problem! {}
 
-    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, bytes) in self.doubtful(addresses, reader) {
-            let named = self.named(argument, addresses);
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
+        for (argument, bytes) in launch.doubtful(reader) {
+            let named = launch.named(argument);
             match (argument.parameter, self.arguments.tensor(argument)) {
                 (Parameter::Key | Parameter::Value, Some(desc)) => {
                     // SAFETY: the caller's promise. Without memory for the table the launch fails with the same error.
-                    let table = unsafe { integers(self, memory, addresses, Parameter::BlockTable) };
+                    let table = unsafe { launch.integers(Parameter::BlockTable) };
                     let numbers = self.arguments.call().numbers(&self.problem, table.unwrap_or_default());
                     let (sequences, contents) = (&self.problem.attention.sequences, SparseContents::of(&numbers));
                     read_tokens(sequences, contents, (named, *desc), &|_, read| read.fill(true), reader);
@@ -39,7 +37,7 @@ impl DeclaredOperator for CompressAttentionOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let Arguments {
             query: Some(query),
             key: Some(key),
@@ -51,18 +49,13 @@ impl DeclaredOperator for CompressAttentionOperator {
         else {
             return Ok(());
         };
-        if self.is_idle() {
-            return Ok(());
-        }
         let (problem, attention) = (&self.problem, &self.problem.attention);
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the outputs, the only tensors written, share no memory with them.
         let table = unsafe { launch.integers(Parameter::BlockTable) }?;
         let numbers = self.arguments.call().numbers(problem, table);
         let contents = SparseContents::of(&numbers);
-        inspect_table(&launch, &attention.sequences, contents, Parameter::BlockTable)?;
+        inspect_table(launch, &attention.sequences, contents, Parameter::BlockTable)?;
         let descs = [attention.query(query), attention.cache(key), attention.cache(value)];
         let rows = |parameter: Parameter, desc| TokenRows { desc, base: launch.base(parameter) };
         let buffers = Buffers {

@@ -2,14 +2,12 @@
 
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::launch::{Launch, integers, refuse_two_places};
+use super::launch::Launch;
 use super::paged_tokens::{read_tokens, read_whole};
 use crate::elements::{Elements, Place, Reader};
 use crate::finding_kind::FindingKind;
 use crate::kernel::compression::{self, Buffers};
 use crate::kernel::token_rows::TokenRows;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_compress_with_cache::{
@@ -26,10 +24,10 @@ impl CompressCacheOperator {
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn numbers(&self, addresses: &Addresses, memory: &DeviceMemory) -> ([Vec<i64>; 3], Vec<i64>) {
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn numbers(&self, launch: &Launch<'_, Self>) -> ([Vec<i64>; 3], Vec<i64>) {
         // SAFETY: the caller's promise.
-        let held = |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) }.unwrap_or_default();
+        let held = |parameter: Parameter| unsafe { launch.integers(parameter) }.unwrap_or_default();
         let numbers = self.arguments.call().numbers(&self.problem, held(Parameter::BlockTable));
         (numbers, held(Parameter::SlotMapping))
     }
@@ -68,14 +66,16 @@ impl CompressCacheOperator {
 impl DeclaredOperator for CompressCacheOperator {
     declared_by_problem! {}
 
-    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, bytes) in self.doubtful(addresses, reader) {
-            let named = self.named(argument, addresses);
+    const UPDATED: &'static [Parameter] = &[Parameter::OutputCache];
+
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
+        for (argument, bytes) in launch.doubtful(reader) {
+            let named = launch.named(argument);
             let paged = self.problem.sequences.key.layout == TokenLayout::PaBsnd;
             match self.arguments.tensor(argument) {
                 Some(desc) if argument.parameter == Parameter::Input && paged => {
                     // SAFETY: the caller's promise.
-                    let (numbers, _) = unsafe { self.numbers(addresses, memory) };
+                    let (numbers, _) = unsafe { self.numbers(launch) };
                     let compression = self.problem.compression;
                     let mark = |sequence: &SparseSequence, read: &mut [bool]| {
                         if compression.completes(sequence.keys) {
@@ -90,13 +90,13 @@ impl DeclaredOperator for CompressCacheOperator {
         }
     }
 
-    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         let Some(desc) = self.arguments.output_cache else {
             return;
         };
         // SAFETY: the caller's promise.
-        let (numbers, slots) = unsafe { self.numbers(addresses, memory) };
-        let (size, named) = (desc.dtype.size().unwrap_or(1), self.named(Parameter::OutputCache.into(), addresses));
+        let (numbers, slots) = unsafe { self.numbers(launch) };
+        let (size, named) = (desc.dtype.size().unwrap_or(1), launch.named(Parameter::OutputCache));
         let bytes = |elements: i64| elements.saturating_mul(size as i64);
         let &[of_slot, of_head, of_element] = &desc.strides[..] else {
             return;
@@ -110,21 +110,18 @@ impl DeclaredOperator for CompressCacheOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let Arguments { input: Some(input), weight: Some(weight), output_cache: Some(cache), .. } = &self.arguments
         else {
             return Ok(());
         };
-        refuse_two_places(self, addresses, &[Parameter::OutputCache])?;
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the cache, the only tensor written, shares no memory with them.
         let (table, slots) =
             unsafe { (launch.integers(Parameter::BlockTable)?, launch.integers(Parameter::SlotMapping)?) };
         let numbers = self.arguments.call().numbers(&self.problem, table);
         let contents = SparseContents::of(&numbers);
-        self.inspect(&launch, contents, &slots)?;
+        self.inspect(launch, contents, &slots)?;
         let written = self.written(contents, &slots);
         let targets: Vec<usize> = written.iter().map(|&(_, _, slot)| slot).collect();
         let sequences = &self.problem.sequences;

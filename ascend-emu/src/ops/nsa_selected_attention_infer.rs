@@ -2,14 +2,12 @@
 
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
-use super::launch::{Launch, integers};
+use super::launch::Launch;
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
 use crate::finding_kind::FindingKind;
 use crate::kernel::native_sparse::{self, Buffers, HeadRow};
 use crate::kernel::token_rows::TokenRows;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::nsa_selected_attention_infer::{
@@ -62,13 +60,13 @@ impl SelectedAttentionOperator {
 impl DeclaredOperator for SelectedAttentionOperator {
     declared_by_problem! {}
 
-    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
-        for (argument, bytes) in self.doubtful(addresses, reader) {
-            let named = self.named(argument, addresses);
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
+        for (argument, bytes) in launch.doubtful(reader) {
+            let named = launch.named(argument);
             match (argument.parameter, self.arguments.tensor(argument)) {
                 (Parameter::Key | Parameter::Value, Some(desc)) => {
                     // SAFETY: the caller's promise. Without memory for them the launch fails with the same error.
-                    let held = |parameter: Parameter| unsafe { integers(self, memory, addresses, parameter) };
+                    let held = |parameter: Parameter| unsafe { launch.integers(parameter) };
                     let table = held(Parameter::BlockTable).unwrap_or_default();
                     let lists = held(Parameter::TopkIndices).unwrap_or_default();
                     let numbers = self.arguments.call().numbers(&self.problem, table);
@@ -88,26 +86,21 @@ impl DeclaredOperator for SelectedAttentionOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let Arguments { query: Some(query), key: Some(key), value: Some(value), output: Some(output), .. } =
             &self.arguments
         else {
             return Ok(());
         };
-        if self.is_idle() {
-            return Ok(());
-        }
         let attention = &self.problem.attention;
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the output, the only tensor written, shares no memory with them.
         let (table, lists) =
             unsafe { (launch.integers(Parameter::BlockTable)?, launch.integers(Parameter::TopkIndices)?) };
         let numbers = self.arguments.call().numbers(&self.problem, table);
         let contents = SparseContents::of(&numbers);
-        inspect_table(&launch, &attention.sequences, contents, Parameter::BlockTable)?;
-        self.inspect(&launch, contents, &lists)?;
+        inspect_table(launch, &attention.sequences, contents, Parameter::BlockTable)?;
+        self.inspect(launch, contents, &lists)?;
         let descs = [attention.query(query), attention.cache(key), attention.cache(value), attention.query(output)];
         let rows = |parameter: Parameter, desc| TokenRows { desc, base: launch.base(parameter) };
         let buffers = Buffers {

@@ -6,8 +6,6 @@ use super::launch::Launch;
 use super::lightning_indexer::choose;
 use super::sparse_contents;
 use crate::elements::Elements;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::lightning_indexer::IndexerProblem;
@@ -19,23 +17,20 @@ checked_call! { QuantIndexerOperator: IndexerProblem, target }
 impl DeclaredOperator for QuantIndexerOperator {
     declared_by_problem! {}
 
-    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         let (call, indices) = (self.arguments.call(), Parameter::SparseIndices);
         let walked = self.arguments.tensor(indices).and_then(|desc| self.problem.walked(&call, indices, desc));
         let outputs = walked.map(|desc| (indices, desc, 0));
         let sequences = (&self.problem.sequences, QuantIndexerCall::CONTENTS[0]);
         // SAFETY: the caller's promise.
-        unsafe { sparse_contents::write_rows(self, sequences, outputs, (addresses, memory), visit) };
+        unsafe { sparse_contents::write_rows(launch, sequences, outputs, visit) };
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let tensors = [Parameter::Query, Parameter::Key, Parameter::Weights, Parameter::SparseIndices];
         let scales = [Parameter::QueryDequantScale, Parameter::KeyDequantScale];
         // SAFETY: the caller's promise.
-        unsafe {
-            let launch = Launch::new(self, self.check, addresses, memory)?;
-            choose(&launch, &self.problem, QuantIndexerCall::CONTENTS, tensors, None, Some(scales))
-        }
+        unsafe { choose(launch, &self.problem, QuantIndexerCall::CONTENTS, tensors, None, Some(scales)) }
     }
 }
 

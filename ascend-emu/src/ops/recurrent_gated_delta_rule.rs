@@ -3,11 +3,9 @@
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::delta_rule::{DeltaOperator, Parameters, runs};
-use super::launch::{Launch, integers, refuse_two_places};
+use super::launch::Launch;
 use crate::elements::{Elements, Reader};
 use crate::kernel::delta_rule;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
@@ -46,10 +44,10 @@ impl RecurrentDeltaOperator {
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn numbers(&self, addresses: &Addresses, memory: &DeviceMemory) -> [Vec<i64>; 3] {
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn numbers(&self, launch: &Launch<'_, Self>) -> [Vec<i64>; 3] {
         // SAFETY: the caller's promise.
-        let held = |parameter| unsafe { integers(self, memory, addresses, parameter) }.unwrap_or_default();
+        let held = |parameter| unsafe { launch.integers(parameter) }.unwrap_or_default();
         RecurrentDeltaCall::CONTENTS.map(held)
     }
 }
@@ -57,33 +55,29 @@ impl RecurrentDeltaOperator {
 impl DeclaredOperator for RecurrentDeltaOperator {
     declared_by_problem! { with overruns }
 
-    unsafe fn reads(&self, addresses: &Addresses, memory: &DeviceMemory, reader: &mut dyn Reader) {
+    const UPDATED: &'static [Parameter] = &[Parameter::State];
+
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
         // SAFETY: the caller's promise.
-        let [lengths, slots, accepted] = &unsafe { self.numbers(addresses, memory) };
-        self.read_runs(addresses, DeltaRuleContents { lengths, slots, accepted }, reader);
+        let [lengths, slots, accepted] = &unsafe { self.numbers(launch) };
+        self.read_runs(launch, DeltaRuleContents { lengths, slots, accepted }, reader);
     }
 
-    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         // SAFETY: the caller's promise.
-        let [lengths, slots, accepted] = &unsafe { self.numbers(addresses, memory) };
-        self.write_runs(addresses, DeltaRuleContents { lengths, slots, accepted }, visit);
+        let [lengths, slots, accepted] = &unsafe { self.numbers(launch) };
+        self.write_runs(launch, DeltaRuleContents { lengths, slots, accepted }, visit);
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
-        if self.is_idle() {
-            return Ok(());
-        }
-        refuse_two_places(self, addresses, &[Parameter::State])?;
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         // SAFETY: the ranges of `touches` are live and locked for the task that runs this; the launch has found that
         // the tensors that are written share no memory with them.
         let numbers = RecurrentDeltaCall::CONTENTS.map(|parameter| unsafe { launch.integers(parameter) });
         let [lengths, slots, accepted] = numbers;
         let (lengths, slots, accepted) = (lengths?, slots?, accepted?);
         let contents = DeltaRuleContents { lengths: &lengths, slots: &slots, accepted: &accepted };
-        let (runs, shared) = runs(&launch, &self.problem, contents)?;
-        let Some(buffers) = self.buffers(&launch, &slots) else {
+        let (runs, shared) = runs(launch, &self.problem, contents)?;
+        let Some(buffers) = self.buffers(launch, &slots) else {
             return Ok(());
         };
         // SAFETY: the tensors are those of the checked call, whose bytes, those of `touches`, are live (the allocation

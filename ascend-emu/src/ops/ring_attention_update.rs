@@ -8,8 +8,6 @@ use crate::finding_kind::FindingKind;
 use crate::host_memory::try_collect;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::ring_update::{self, Buffers, Triple};
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Argument, Arguments, Parameter, RingUpdateProblem, Version};
@@ -29,30 +27,28 @@ impl RingUpdateOperator {
 impl DeclaredOperator for RingUpdateOperator {
     declared_by_problem! { of a version }
 
-    unsafe fn reads(&self, addresses: &Addresses, _: &DeviceMemory, reader: &mut dyn Reader) {
+    unsafe fn reads(&self, launch: &Launch<'_, Self>, reader: &mut dyn Reader) {
         let Some(order) = self.softmax_order() else {
             return;
         };
         for (argument, desc) in self.arguments.each_tensor() {
             let read = is_softmax(argument.parameter) && argument.parameter.info().output.is_none();
-            let elements = Elements::described(self.named(argument, addresses), desc).filter(|_| read);
+            let elements = Elements::described(launch.named(argument), desc).filter(|_| read);
             if let Some(elements) = elements {
                 reader.read_in_order(&elements.in_order(Some(order)));
             }
         }
     }
 
-    unsafe fn writes(&self, addresses: &Addresses, _: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         let order = self.softmax_order();
-        self.written(addresses, &mut |argument, elements| {
+        launch.outputs(&mut |argument, elements| {
             let of_softmax = is_softmax(argument.parameter);
             visit(&elements.in_order(order.filter(|_| of_softmax)));
         });
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let elements = |parameter: Parameter| {
             let desc = self.arguments.tensor(parameter)?;
             Some(ElementView::new(launch.first(parameter), *desc))

@@ -5,8 +5,6 @@ use super::declared::DeclaredOperator;
 use super::launch::Launch;
 use crate::kernel::element_view::ElementView;
 use crate::kernel::rms_norm::{self, Buffers};
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::ops::rms_norm::{Argument, Arguments, Parameter, RmsNormProblem, Version};
 use ascend_spec::{TensorDesc, rms_norm_arguments};
@@ -20,15 +18,10 @@ impl DeclaredOperator for RmsNormOperator {
         Some([Parameter::Y, Parameter::X])
     }
 
-    unsafe fn compute(&self, at: &Addresses, memory: &DeviceMemory) -> Outcome {
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         let Arguments { x: Some(x), gamma: Some(gamma), y: Some(y), rstd: Some(rstd), .. } = &self.arguments else {
             return Ok(());
         };
-        if self.is_idle() {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, at, memory) }?;
         let elements = |parameter: Parameter, desc: &TensorDesc| ElementView::new(launch.first(parameter), *desc);
         let buffers = Buffers {
             x: elements(Parameter::X, x),

@@ -1,14 +1,12 @@
 //! ScatterPaKvCache as an operator of the emulator.
 
 use super::declared::DeclaredOperator;
-use super::launch::{Launch, integers, refuse_two_places};
+use super::launch::Launch;
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place};
 use crate::finding_kind::FindingKind;
 use crate::lints;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::runtime::context;
 use crate::status::Outcome;
 use ascend_spec::ops::scatter_pa_kv_cache::{
@@ -49,10 +47,10 @@ impl ScatterOperator {
     ///
     /// # Safety
     ///
-    /// As for [`DeclaredOperator::compute`].
-    unsafe fn slots(&self, addresses: &Addresses, memory: &DeviceMemory) -> Vec<(usize, usize)> {
+    /// As for [`DeclaredOperator::run`].
+    unsafe fn slots(&self, launch: &Launch<'_, Self>) -> Vec<(usize, usize)> {
         // SAFETY: the caller's promise.
-        let slots = unsafe { integers(self, memory, addresses, Parameter::SlotMapping) };
+        let slots = unsafe { launch.integers(Parameter::SlotMapping) };
         // Without memory for the slots, the launch itself fails.
         let slots = slots.unwrap_or_default();
         let inside = |slot: i64| u64::try_from(slot).ok().filter(|&slot| slot < self.problem.slots());
@@ -81,12 +79,18 @@ impl ScatterOperator {
 impl DeclaredOperator for ScatterOperator {
     type Arguments = Arguments<TensorDesc>;
 
+    const UPDATED: &'static [Parameter] = &[Parameter::KeyCache, Parameter::ValueCache];
+
     fn symbol(&self) -> &'static str {
         self.symbol
     }
 
     fn arguments(&self) -> &Self::Arguments {
         &self.arguments
+    }
+
+    fn check(&self) -> Check {
+        self.check
     }
 
     fn is_idle(&self) -> bool {
@@ -98,13 +102,13 @@ impl DeclaredOperator for ScatterOperator {
         (self.problem).touches(&call, &mut |parameter, range| visit(parameter.into(), range));
     }
 
-    unsafe fn writes(&self, addresses: &Addresses, memory: &DeviceMemory, visit: &mut dyn FnMut(&Elements)) {
+    unsafe fn writes(&self, launch: &Launch<'_, Self>, visit: &mut dyn FnMut(&Elements)) {
         let pairs = [(Some(self.problem.key), Parameter::KeyCache), (self.problem.value, Parameter::ValueCache)];
         for (pieces, cache) in pairs {
             let Some(pieces) = pieces else { continue };
-            let (tensor, first) = (self.named(cache.into(), addresses), self.first_byte(cache.into(), addresses));
+            let (tensor, first) = (launch.named(cache), launch.first_byte(cache));
             // SAFETY: the caller's promise.
-            let slots = unsafe { self.slots(addresses, memory) };
+            let slots = unsafe { self.slots(launch) };
             // Tokens in consecutive slots of a block are elements of one step.
             let block = |slot: usize| slot / self.problem.block_size.max(1);
             let runs = slots.chunk_by(|(_, one), (_, next)| *next == one + 1 && block(*one) == block(*next));
@@ -121,19 +125,13 @@ impl DeclaredOperator for ScatterOperator {
         }
     }
 
-    unsafe fn compute(&self, addresses: &Addresses, memory: &DeviceMemory) -> Outcome {
-        if self.is_idle() {
-            return Ok(());
-        }
-        refuse_two_places(self, addresses, &[Parameter::KeyCache, Parameter::ValueCache])?;
-        // SAFETY: the caller's promise.
-        let launch = unsafe { Launch::new(self, self.check, addresses, memory) }?;
+    unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome {
         // SAFETY: the ranges of `touches`, which begin at the first byte of each tensor, are live (the allocation
         // table let the launch in), locked for the task that runs this, and, as the launch has found, with the caches
         // apart from everything else.
         unsafe {
             let slots = launch.integers(Parameter::SlotMapping)?;
-            self.inspect(&launch, &slots)?;
+            self.inspect(launch, &slots)?;
             scatter_rows(&self.problem, &slots, &|parameter| launch.first(parameter));
         }
         Ok(())

@@ -1,11 +1,9 @@
 //! Lengths and block tables of sparse attention, which are known on the device alone.
 
 use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::{Launch, integers};
+use super::launch::Launch;
 use crate::elements::Elements;
 use crate::finding_kind::FindingKind;
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use crate::status::Outcome;
 use ascend_spec::TensorDesc;
 use ascend_spec::operator::DeclaredParameter as _;
@@ -53,14 +51,13 @@ pub(super) unsafe fn read<O: DeclaredOperator>(
 ///
 /// As for [`DeclaredOperator::writes`].
 pub(super) unsafe fn write_rows<O: DeclaredOperator>(
-    op: &O,
+    launch: &Launch<'_, O>,
     (sequences, query_lengths): (&SparseSequences, ParameterOf<O>),
     outputs: impl IntoIterator<Item = (ParameterOf<O>, TensorDesc, usize)>,
-    (addresses, memory): (&Addresses, &DeviceMemory),
     visit: &mut dyn FnMut(&Elements),
 ) {
     // SAFETY: the caller's promise.
-    let lengths = unsafe { integers(op, memory, addresses, query_lengths) };
+    let lengths = unsafe { launch.integers(query_lengths) };
     let contents = SparseContents { query_lengths: &lengths.unwrap_or_default(), ..SparseContents::default() };
     let ends = sequences.each(contents).map(|sequence| sequence.first_query + sequence.written);
     let rows = ends.max().unwrap_or(0) as i64;
@@ -69,7 +66,6 @@ pub(super) unsafe fn write_rows<O: DeclaredOperator>(
         if packed {
             desc.shape = desc.shape.with(axis, rows);
         }
-        let named = op.named(parameter.into(), addresses);
-        Elements::described(named, &desc).iter().for_each(&mut *visit);
+        Elements::described(launch.named(parameter), &desc).iter().for_each(&mut *visit);
     }
 }

@@ -2,9 +2,8 @@
 
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
+use super::launch::Launch;
 use super::listed_keys::{ListedKeys as _, attends_to_listed_keys, listed_keys};
-use crate::memory::DeviceMemory;
-use crate::operator::Addresses;
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::sparse_flash_attention::{
     Argument, Arguments, Parameter, SparseFlashCall, SparseFlashProblem, Version,
