@@ -8,7 +8,6 @@ use ascend_spec::DType;
 use ascend_spec::ops::attention_update::{UpdateCall, UpdateProblem, visible, weigh};
 use half::{bf16, f16};
 use rayon::prelude::*;
-use std::fmt;
 
 /// Addresses of the tensors of one call.
 #[derive(Debug)]
@@ -21,28 +20,6 @@ pub(crate) struct Buffers<'a> {
 
 // SAFETY: the contract of `run` covers the memory of the pointers, and threads write different rows through them.
 unsafe impl Sync for Buffers<'_> {}
-
-/// A row whose only possible result is NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EmptyRow {
-    row: usize,
-    /// The part whose log-sum-exp is +inf, if that makes the row NaN; `None` if no part has keys.
-    part: Option<usize>,
-}
-
-impl fmt::Display for EmptyRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { row, part } = self;
-        match part {
-            Some(part) => write!(
-                f,
-                "lse[{part}] of row {row} is +inf, with which attention marks a row without visible keys; replace it \
-                 by -inf before the merge, or the row becomes NaN"
-            ),
-            None => write!(f, "every lse of row {row} is infinite: no part has a key for it, and the row becomes NaN"),
-        }
-    }
-}
 
 /// Reads the log-sum-exps of a row into `row_of`, as the operator uses them.
 ///
@@ -67,12 +44,12 @@ unsafe fn read_lse<'a>(
     &mut row_of[..count]
 }
 
-/// The first row whose only possible result is NaN although none of its log-sum-exps is NaN.
+/// Says which row is the first whose only possible result is NaN although none of its log-sum-exps is NaN.
 ///
 /// # Safety
 ///
 /// As for [`run`].
-pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -> Option<EmptyRow> {
+pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -> Option<String> {
     let mut all = [0.0; UpdateCall::MAX_PARTS];
     (0..problem.rows).find_map(|row| {
         // SAFETY: the caller keeps this contract.
@@ -80,9 +57,14 @@ pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -
         if lse.iter().any(|lse| lse.is_nan()) {
             return None;
         }
-        let part = lse.iter().position(|&lse| lse == f32::INFINITY);
+        if let Some(part) = lse.iter().position(|&lse| lse == f32::INFINITY) {
+            return Some(format!(
+                "lse[{part}] of row {row} is +inf, with which attention marks a row without visible keys; replace it by \
+                 -inf before the merge, or the row becomes NaN"
+            ));
+        }
         let empty = lse.iter().all(|&lse| lse == f32::NEG_INFINITY);
-        (part.is_some() || empty).then_some(EmptyRow { row, part })
+        empty.then(|| format!("every lse of row {row} is infinite: no part has a key for it, and the row becomes NaN"))
     })
 }
 

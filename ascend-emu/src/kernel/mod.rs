@@ -94,8 +94,7 @@ use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
 use ascend_spec::{DType, MaskGeometry};
 use attention::Attention;
 pub(crate) use attention::read_padding;
-pub use kv::block_table::BadBlock;
-pub(crate) use kv::block_table::BlockIds;
+pub(crate) use kv::block_table::{BadBlock, BlockIds};
 pub(crate) use prefill::QUERIES as BLOCK_QUERIES;
 pub(crate) use simd::Level;
 use std::fmt;
@@ -144,7 +143,7 @@ impl From<HostMemoryExhausted> for KernelError {
 }
 
 /// Computes `problem` on the current rayon pool and returns when the output is written. Keys of blocks that the cache
-/// does not have (see [`bad_block`]) count as zeros.
+/// does not have count as zeros.
 ///
 /// # Errors
 /// [`KernelError::UnsupportedType`] if the kernels cannot read or write a tensor's element type, and
@@ -204,7 +203,7 @@ pub fn instruction_set() -> &'static str {
 /// # Safety
 ///
 /// As for [`run`].
-pub unsafe fn bad_block(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
+pub(crate) unsafe fn bad_block(problem: &AttentionProblem<'_>, buffers: &Buffers<'_>) -> Option<BadBlock> {
     if problem.work != Work::Attend {
         return None;
     }

@@ -9,101 +9,6 @@ use crate::kernel::{self, BlockIds, Buffers};
 use crate::status::Outcome;
 use ascend_spec::CompressedMask;
 use ascend_spec::attention_problem::{AttentionProblem, BiasFaults, BiasNumber, MaskUse, TensorRole, Work};
-use std::fmt;
-
-/// A row of the block table that names a block twice, with rows that are read for both columns. The first and the
-/// last column of a window may be two parts of one block.
-struct RepeatedBlock {
-    sequence: usize,
-    columns: [usize; 2],
-    block: usize,
-}
-
-impl fmt::Display for RepeatedBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RepeatedBlock { sequence, columns: [first, second], block } = self;
-        write!(
-            f,
-            "block table entries [{sequence}, {first}] and [{sequence}, {second}] name block {block} both, so that its \
-             keys count twice; give each part of a sequence a block of its own"
-        )
-    }
-}
-
-/// An element of a position bias that is plus or minus infinity, or NaN.
-struct NonFiniteBias(BiasNumber);
-
-impl fmt::Display for NonFiniteBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NonFiniteBias(BiasNumber { sequence, head, row, key, value }) = self;
-        write!(f, "the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, ")?;
-        f.write_str(match *value == f32::NEG_INFINITY {
-            false => "which makes NaN of the whole row; give a finite number",
-            true => {
-                "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite \
-                 number of the type"
-            }
-        })
-    }
-}
-
-/// A causal mask tensor with the opposite sense: each row sees only the keys after its own, and the last row sees
-/// none.
-struct HiddenRow {
-    sequence: usize,
-    row: usize,
-}
-
-impl fmt::Display for HiddenRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "attenMask hides every key from row {} of sequence {}, and from each row of each sequence its own key and \
-             all before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides it, so \
-             invert one whose bytes mean the opposite",
-            self.row, self.sequence
-        )
-    }
-}
-
-/// A byte of a compressed mask that is not its template's.
-struct WrongTemplate {
-    template: CompressedMask,
-    row: u64,
-    column: u64,
-    byte: u8,
-}
-
-impl fmt::Display for WrongTemplate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let WrongTemplate { template, row, column, byte } = self;
-        let template = match template {
-            CompressedMask::Prefix => "ones above the diagonal, and in rows from 2048 on in the right half",
-            _ => "ones above the diagonal and zeros elsewhere",
-        };
-        write!(
-            f,
-            "attenMask [{row}, {column}] is {byte}, but in sparse modes 2 to 4 and 6 to 8 attenMask is a template, \
-             {template}, from which the operator reads the mask of each tile; the emulation hides what the mode \
-             hides, and hardware what the tensor says: pass the template, or a full mask in sparse mode 1"
-        )
-    }
-}
-
-/// A row of a position bias that has the lowest number of its type for every key.
-struct HidingBias(BiasNumber);
-
-impl fmt::Display for HidingBias {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HidingBias(BiasNumber { sequence, head, row, value, .. }) = self;
-        write!(
-            f,
-            "the position bias of sequence {sequence}, head {head}, row {row} is {value} for every key: softmax weighs \
-             keys by differences, so that the row becomes a mean of hidden values; hide keys with attenMask, and leave \
-             out rows that see none"
-        )
-    }
-}
 
 /// Distance of the columns at which a compressed mask is looked at: another mask differs in long runs of bytes, and
 /// every place on the diagonal is a page of its own.
@@ -113,7 +18,9 @@ const TEMPLATE_STEP: usize = 16;
 struct Bytes<'a>(&'a AttentionProblem<'a>, &'a Buffers<'a>);
 
 impl Bytes<'_> {
-    fn repeated_block(&self) -> Option<RepeatedBlock> {
+    /// A row of the block table that names a block twice, with rows that are read for both columns. The first and the
+    /// last column of a window may be two parts of one block.
+    fn repeated_block(&self) -> Option<String> {
         let Bytes(problem, buffers) = self;
         let pages = problem.pages.as_ref()?;
         let size = pages.block_size.max(1);
@@ -141,7 +48,11 @@ impl Bytes<'_> {
                 let [(one, low), (other, high)] = [pair[0], pair[1]];
                 one == other && first(low).max(first(high)) < behind(low).min(behind(high))
             })?;
-            Some(RepeatedBlock { sequence, columns: [twice[0].1, twice[1].1], block: twice[0].0 })
+            let [(block, first), (_, second)] = [twice[0], twice[1]];
+            Some(format!(
+                "block table entries [{sequence}, {first}] and [{sequence}, {second}] name block {block} both, so that \
+                 its keys count twice; give each part of a sequence a block of its own"
+            ))
         })
     }
 
@@ -167,7 +78,8 @@ impl Bytes<'_> {
         }
     }
 
-    fn wrong_template(&self) -> Option<WrongTemplate> {
+    /// A byte of a compressed mask that is not its template's.
+    fn wrong_template(&self) -> Option<String> {
         let Bytes(problem, buffers) = self;
         let (template, bytes) = (problem.mask_template()?, problem.mask_bytes()?);
         let [rows, columns] = [template.geometry().q_len(), template.geometry().kv_len()];
@@ -180,11 +92,24 @@ impl Bytes<'_> {
             let at = bytes.start + row * columns + column;
             // SAFETY: the bytes of the mask are live, and this is one of them: the template has as many.
             let byte = unsafe { base.wrapping_add(at as usize).read() };
-            ((byte != 0) != hides).then_some(WrongTemplate { template, row, column, byte })
+            ((byte != 0) != hides).then(|| {
+                let template = match template {
+                    CompressedMask::Prefix => "ones above the diagonal, and in rows from 2048 on in the right half",
+                    _ => "ones above the diagonal and zeros elsewhere",
+                };
+                format!(
+                    "attenMask [{row}, {column}] is {byte}, but in sparse modes 2 to 4 and 6 to 8 attenMask is a \
+                     template, {template}, from which the operator reads the mask of each tile; the emulation hides \
+                     what the mode hides, and hardware what the tensor says: pass the template, or a full mask in \
+                     sparse mode 1"
+                )
+            })
         })
     }
 
-    fn hidden_row(&self) -> Option<HiddenRow> {
+    /// A causal mask tensor with the opposite sense: each row sees only the keys after its own, and the last row sees
+    /// none.
+    fn hidden_row(&self) -> Option<String> {
         let Bytes(problem, buffers) = self;
         // Where such rows are written as 0, a mask may hide whole rows on purpose.
         if problem.zeroes_masked_rows || !matches!(problem.mask, MaskUse::Full(_) | MaskUse::OfSequences) {
@@ -214,11 +139,37 @@ impl Bytes<'_> {
             }
             if extent.q_len > 1 {
                 let row = extent.q_len - 1;
-                last = last.or(Some(HiddenRow { sequence, row }));
+                last = last.or(Some((sequence, row)));
             }
         }
-        last
+        let (sequence, row) = last?;
+        Some(format!(
+            "attenMask hides every key from row {row} of sequence {sequence}, and from each row of each sequence its own \
+             key and all before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides \
+             it, so invert one whose bytes mean the opposite"
+        ))
     }
+}
+
+/// Says that an element of a position bias is plus or minus infinity, or NaN.
+fn non_finite_bias(BiasNumber { sequence, head, row, key, value }: BiasNumber) -> String {
+    let why = match value == f32::NEG_INFINITY {
+        false => "which makes NaN of the whole row; give a finite number",
+        true => {
+            "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite number of \
+             the type"
+        }
+    };
+    format!("the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, {why}")
+}
+
+/// Says that a row of a position bias has the lowest number of its type for every key.
+fn hiding_bias(BiasNumber { sequence, head, row, value, .. }: BiasNumber) -> String {
+    format!(
+        "the position bias of sequence {sequence}, head {head}, row {row} is {value} for every key: softmax weighs keys \
+         by differences, so that the row becomes a mean of hidden values; hide keys with attenMask, and leave out rows \
+         that see none"
+    )
 }
 
 /// Reports the misuse that the contents of a call's tensors show. In strict mode the first one is a device fault.
@@ -235,23 +186,22 @@ pub(super) unsafe fn inspect<O: DeclaredOperator>(
     if problem.work != Work::Attend {
         return Ok(());
     }
-    let suspect = |kind, role, text: Option<&dyn fmt::Display>| match text.zip(name(role)) {
-        Some((text, name)) => launch.suspect(kind, name, text),
-        None => Ok(()),
-    };
     let shown = Bytes(problem, buffers);
     // SAFETY: the caller's promise.
     let bad = unsafe { kernel::bad_block(problem, buffers) };
-    let (repeated, hidden, template) = (shown.repeated_block(), shown.hidden_row(), shown.wrong_template());
     let BiasFaults { non_finite, hidden_row, .. } = shown.bias_faults();
-    let (non_finite, hiding) = (non_finite.map(NonFiniteBias), hidden_row.map(HidingBias));
     let found = [
-        (FindingKind::BlockTable, TensorRole::BlockTable, bad.as_ref().map(|text| text as &dyn fmt::Display)),
-        (FindingKind::RepeatedBlock, TensorRole::BlockTable, repeated.as_ref().map(|text| text as _)),
-        (FindingKind::NonFiniteBias, TensorRole::Bias, non_finite.as_ref().map(|text| text as _)),
-        (FindingKind::HiddenRow, TensorRole::Bias, hiding.as_ref().map(|text| text as _)),
-        (FindingKind::HiddenRow, TensorRole::Mask, hidden.as_ref().map(|text| text as _)),
-        (FindingKind::MaskTemplate, TensorRole::Mask, template.as_ref().map(|text| text as _)),
+        (FindingKind::BlockTable, TensorRole::BlockTable, bad.map(|bad| bad.to_string())),
+        (FindingKind::RepeatedBlock, TensorRole::BlockTable, shown.repeated_block()),
+        (FindingKind::NonFiniteBias, TensorRole::Bias, non_finite.map(non_finite_bias)),
+        (FindingKind::HiddenRow, TensorRole::Bias, hidden_row.map(hiding_bias)),
+        (FindingKind::HiddenRow, TensorRole::Mask, shown.hidden_row()),
+        (FindingKind::MaskTemplate, TensorRole::Mask, shown.wrong_template()),
     ];
-    found.into_iter().try_for_each(|(kind, role, text)| suspect(kind, role, text))
+    for (kind, role, text) in found {
+        if let Some((text, name)) = text.zip(name(role)) {
+            launch.suspect(kind, name, text)?;
+        }
+    }
+    Ok(())
 }

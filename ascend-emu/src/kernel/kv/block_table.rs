@@ -8,7 +8,7 @@ use std::fmt;
 
 /// An entry of the block table that names no block of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadBlock {
+pub(crate) struct BadBlock {
     /// Sequence: row of the table.
     pub sequence: usize,
     /// Column of the table.
