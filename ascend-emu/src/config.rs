@@ -4,6 +4,7 @@ use crate::fault_plan::Plan;
 use crate::finding_kind::{FindingKind, FindingKinds};
 use crate::kernel::Level;
 use crate::machine::{Machine, MachineError};
+use crate::named_enum::named_enum;
 use crate::status::{Failure, Outcome, PARAM_INVALID, failure, warn};
 use ascend_spec::ops::fused_infer_attention_score::Version;
 use ascend_spec::{Cann, Soc, StridedKeys};
@@ -82,27 +83,16 @@ impl FromStr for Check {
     }
 }
 
-/// How the emulator treats lints. A lint is an argument that an operator ignores, misreads or overruns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lints {
-    /// Lints are not reported.
-    Off,
-    /// Lints are reported on stderr.
-    Warn,
-    /// A lint is an error of the call.
-    Error,
-}
-
-impl FromStr for Lints {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "off" => Ok(Lints::Off),
-            "warn" => Ok(Lints::Warn),
-            "error" => Ok(Lints::Error),
-            _ => Err(()),
-        }
+named_enum! {
+    /// How the emulator treats lints. A lint is an argument that an operator ignores, misreads or overruns.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Lints {
+        /// Lints are not reported.
+        Off => "off",
+        /// Lints are reported on stderr.
+        Warn => "warn",
+        /// A lint is an error of the call.
+        Error => "error",
     }
 }
 

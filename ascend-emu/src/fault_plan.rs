@@ -1,37 +1,21 @@
 //! Plans of faults on demand: the n-th call of a kind fails with a chosen status.
 
-/// Calls that can be made to fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Site {
-    /// `aclrtMalloc`, `aclrtMallocAlign32`, `aclrtMallocHost`.
-    Malloc,
-    /// Phase two of an operator. A device fault (507xxx) shows at the next synchronisation, any other status at once.
-    Launch,
-    /// A synchronisation of a stream, event or device.
-    Sync,
-    /// `aclrtMemcpy`, `aclrtMemcpyAsync`.
-    Memcpy,
-}
+use crate::named_enum::named_enum;
 
-impl Site {
-    fn from_name(name: &str) -> Option<Self> {
-        Some(match name {
-            "malloc" => Site::Malloc,
-            "launch" => Site::Launch,
-            "sync" => Site::Sync,
-            "memcpy" => Site::Memcpy,
-            _ => return None,
-        })
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Site::Malloc => "malloc",
-            Site::Launch => "launch",
-            Site::Sync => "sync",
-            Site::Memcpy => "memcpy",
-        }
+named_enum! {
+    /// Calls that can be made to fail.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[non_exhaustive]
+    pub enum Site {
+        /// `aclrtMalloc`, `aclrtMallocAlign32`, `aclrtMallocHost`.
+        Malloc => "malloc",
+        /// Phase two of an operator. A device fault (507xxx) shows at the next synchronisation, any other status at
+        /// once.
+        Launch => "launch",
+        /// A synchronisation of a stream, event or device.
+        Sync => "sync",
+        /// `aclrtMemcpy`, `aclrtMemcpyAsync`.
+        Memcpy => "memcpy",
     }
 }
 
@@ -59,7 +43,7 @@ impl Plan {
         let entry = |text: &str| {
             let (site, rest) = text.trim().split_once(':')?;
             let (n, code) = rest.split_once('=')?;
-            let entry = Entry { id: 0, site: Site::from_name(site)?, left: n.parse().ok()?, code: code.parse().ok()? };
+            let entry = Entry { id: 0, site: site.parse().ok()?, left: n.parse().ok()?, code: code.parse().ok()? };
             (entry.left > 0 && entry.code != 0).then_some(entry)
         };
         text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect::<Option<_>>().map(Plan)

@@ -1,27 +1,17 @@
 //! The kinds of misuse that the sanitizer finds, and sets of them.
 
+use crate::named_enum::named_enum;
 use std::fmt;
-use std::str::FromStr;
 
 /// Defines the kinds: of each its name in variables, and what texts call it.
 macro_rules! kinds {
     ($( $(#[$doc:meta])* $kind:ident = $name:literal, $title:literal; )*) => {
-        /// Kinds of misuse.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        #[non_exhaustive]
-        pub enum FindingKind {
-            $( $(#[$doc])* $kind, )*
-        }
-
-        impl FindingKind {
-            /// Every kind.
-            pub const ALL: &'static [FindingKind] = &[$( FindingKind::$kind ),*];
-
-            /// The name by which `ASCEND_EMU_CHECK` leaves the kind out.
-            pub fn name(self) -> &'static str {
-                match self {
-                    $( FindingKind::$kind => $name, )*
-                }
+        named_enum! {
+            /// Kinds of misuse, each with the name by which `ASCEND_EMU_CHECK` leaves it out.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+            #[non_exhaustive]
+            pub enum FindingKind {
+                $( $(#[$doc])* $kind => $name, )*
             }
         }
 
@@ -108,16 +98,6 @@ impl FindingKind {
     /// Whether it is a warning in either mode, because right programs may do it.
     pub(crate) fn only_warns(self) -> bool {
         matches!(self, FindingKind::PageableCopy | FindingKind::UnwrittenCopy)
-    }
-}
-
-/// The name of a kind of findings.
-impl FromStr for FindingKind {
-    type Err = ();
-
-    fn from_str(name: &str) -> Result<Self, ()> {
-        let mut all = FindingKind::ALL.iter().copied();
-        all.find(|kind| kind.name() == name).ok_or(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Opaque handles: numbers that are never used twice, made to look like pointers that cannot be followed.
 
 use crate::lock::Lock;
+use crate::named_enum::named_enum;
 use crate::status::{
     ACLNN_INNER_NULLPTR, ACLNN_INVALID, ACLNN_NULLPTR, Failure, HCCL_PARA, HCCL_PTR, INVALID_HANDLE, NULL_PARAM,
     Outcome, failure,
@@ -11,75 +12,33 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The type of object that a handle refers to. The number is the handle's top byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    Context = 0xA1,
-    Stream = 0xA2,
-    Event = 0xA3,
-    Graph = 0xA4,
-    TaskGroup = 0xA5,
-    Physical = 0xA6,
-    Notify = 0xA7,
-    Communicator = 0xA8,
-    Tensor = 0xB1,
-    TensorList = 0xB2,
-    Scalar = 0xB3,
-    ScalarList = 0xB4,
-    IntArray = 0xB5,
-    FloatArray = 0xB6,
-    BoolArray = 0xB7,
-    Executor = 0xB8,
-    TensorDescription = 0xB9,
-    DataBuffer = 0xBA,
+named_enum! {
+    /// The type of object that a handle refers to. The number is the handle's top byte.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[repr(u8)]
+    pub(crate) enum Kind {
+        Context = 0xA1 => "context",
+        Stream = 0xA2 => "stream",
+        Event = 0xA3 => "event",
+        Graph = 0xA4 => "graph",
+        TaskGroup = 0xA5 => "task group",
+        Physical = 0xA6 => "aclrtDrvMemHandle",
+        Notify = 0xA7 => "notify",
+        Communicator = 0xA8 => "communicator",
+        Tensor = 0xB1 => "aclTensor",
+        TensorList = 0xB2 => "aclTensorList",
+        Scalar = 0xB3 => "aclScalar",
+        ScalarList = 0xB4 => "aclScalarList",
+        IntArray = 0xB5 => "aclIntArray",
+        FloatArray = 0xB6 => "aclFloatArray",
+        BoolArray = 0xB7 => "aclBoolArray",
+        Executor = 0xB8 => "aclOpExecutor",
+        TensorDescription = 0xB9 => "aclTensorDesc",
+        DataBuffer = 0xBA => "aclDataBuffer",
+    }
 }
 
 impl Kind {
-    const ALL: [Kind; 18] = [
-        Kind::Context,
-        Kind::Stream,
-        Kind::Event,
-        Kind::Graph,
-        Kind::TaskGroup,
-        Kind::Physical,
-        Kind::Notify,
-        Kind::Communicator,
-        Kind::Tensor,
-        Kind::TensorList,
-        Kind::Scalar,
-        Kind::ScalarList,
-        Kind::IntArray,
-        Kind::FloatArray,
-        Kind::BoolArray,
-        Kind::Executor,
-        Kind::TensorDescription,
-        Kind::DataBuffer,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Kind::Context => "context",
-            Kind::Stream => "stream",
-            Kind::Event => "event",
-            Kind::Graph => "graph",
-            Kind::TaskGroup => "task group",
-            Kind::Physical => "aclrtDrvMemHandle",
-            Kind::Notify => "notify",
-            Kind::Communicator => "communicator",
-            Kind::Tensor => "aclTensor",
-            Kind::TensorList => "aclTensorList",
-            Kind::Scalar => "aclScalar",
-            Kind::ScalarList => "aclScalarList",
-            Kind::IntArray => "aclIntArray",
-            Kind::FloatArray => "aclFloatArray",
-            Kind::BoolArray => "aclBoolArray",
-            Kind::Executor => "aclOpExecutor",
-            Kind::TensorDescription => "aclTensorDesc",
-            Kind::DataBuffer => "aclDataBuffer",
-        }
-    }
-
     /// How messages say that a handle of this kind has ended.
     fn end(self) -> &'static str {
         match self {
@@ -135,7 +94,7 @@ impl Id {
     fn kind(self) -> Option<Kind> {
         let tag = self.0 >> 56;
         let marked = self.0 >> SERIAL_BITS & 1 == 1;
-        Kind::ALL.into_iter().find(|&kind| marked && u64::from(kind as u8) == tag)
+        Kind::ALL.iter().copied().find(|&kind| marked && u64::from(kind as u8) == tag)
     }
 
     fn serial(self) -> u64 {

@@ -226,6 +226,7 @@ mod lock;
 mod machine;
 mod machines;
 mod memory;
+mod named_enum;
 mod observe;
 mod operator;
 mod ops;
