@@ -14,6 +14,7 @@ use crate::runtime::context;
 use crate::status::{self, Failure, Outcome, failure};
 use crate::trace::trace;
 use ascend_spec::ops::atb_attention as attention;
+pub use ascend_spec::ops::atb_attention::{OperationParameters, Version};
 use ascend_spec::ops::scatter_pa_kv_cache as scatter;
 use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
 use std::ffi::c_void;
@@ -53,60 +54,17 @@ pub struct Tensor<'a> {
     pub host: Option<&'a [i32]>,
 }
 
-/// The keys of SelfAttention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keys {
-    /// Packed one after another, as the queries are (`PA_ENCODER`).
-    Packed,
-    /// In a cache (`PREFIX_ENCODER`).
-    Cached,
-}
-
-/// The mask of SelfAttention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mask {
-    /// There is none.
-    None,
-    /// Numbers for rows and keys (`MASK_TYPE_NORM`).
-    Full,
-    /// A square of 128 rows and keys (`MASK_TYPE_NORM_COMPRESS`).
-    Compressed,
-}
-
-/// Heads and scale of attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heads {
-    /// `headNum`: query heads.
-    pub query: i32,
-    /// `kvHeadNum`: key heads; 0 stands for as many as query heads.
-    pub key: i32,
-    /// `qkScale`: factor of the scores.
-    pub scale: f32,
-}
-
-impl Keys {
-    fn version(self) -> attention::Version {
-        match self {
-            Keys::Packed => attention::Version::Packed,
-            Keys::Cached => attention::Version::Prefix,
-        }
-    }
-}
-
-/// Parameters that no emulated operator computes with, and that some refuse.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OtherParameters {
-    /// Whether `outDataType` is not -1.
-    pub output: bool,
-    /// Whether `clampMin` or `clampMax` is not 0.
-    pub clamped: bool,
-}
-
 /// An operator with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operation {
-    /// Attention of one query row for each sequence over a paged cache.
-    PagedAttention(Heads),
+    /// PagedAttention or SelfAttention.
+    Attention {
+        /// The operator's form, and the parameters that ATB checks.
+        parameters: OperationParameters,
+        /// Whether the mask, where there is one, is a square of 128 rows and keys (`MASK_TYPE_NORM_COMPRESS`), not
+        /// numbers for rows and keys (`MASK_TYPE_NORM`).
+        compressed: bool,
+    },
     /// Writes keys and values into a paged cache.
     ReshapeAndCache {
         /// Whether there are keys alone.
@@ -114,73 +72,40 @@ pub enum Operation {
         /// Whether the caches are in the format FRACTAL_NZ. On 310P they are in any case.
         nz: bool,
     },
-    /// Attention of packed query rows.
-    SelfAttention {
-        /// Heads and scale.
-        heads: Heads,
-        /// Where the keys are.
-        keys: Keys,
-        /// The mask.
-        mask: Mask,
-        /// Whether keys far behind a row are skipped, and a mask of 128 keys is a square for all rows (`isTriuMask`).
-        triangle: bool,
-        /// Whether the kernel of high precision computes (`KERNELTYPE_HIGH_PRECISION`).
-        precise: bool,
-    },
 }
 
 impl Operation {
     /// The operator's name, as ATB spells it.
     pub fn name(&self) -> &'static str {
         match self {
-            Operation::PagedAttention(_) => attention::Version::Paged.symbol(),
+            Operation::Attention { parameters, .. } => parameters.version.symbol(),
             Operation::ReshapeAndCache { .. } => "ReshapeAndCacheOperation",
-            Operation::SelfAttention { .. } => attention::Version::Packed.symbol(),
         }
     }
 
-    /// Checks what ATB checks when an operation is made; `other` are the parameters without effect on what the
-    /// emulated operators compute.
+    /// Checks what ATB checks when an operation is made.
     ///
     /// # Errors
     /// Why ATB makes no such operation.
-    pub fn check(&self, other: OtherParameters) -> Result<(), Refusal> {
-        let (version, heads, masked, triangle, precise) = match *self {
-            Operation::ReshapeAndCache { keys_alone, .. } => {
-                return called(self.name(), || check_siso(self.name(), keys_alone));
+    pub fn check(&self) -> Result<(), Refusal> {
+        let (name, target) = (self.name(), context::machine().target);
+        called(name, || match *self {
+            Operation::Attention { parameters, .. } => {
+                parameters.check(target).map_err(|why| of_operator(name, why.into()))
             }
-            Operation::PagedAttention(heads) => (attention::Version::Paged, heads, false, false, false),
-            Operation::SelfAttention { heads, keys, mask, triangle, precise } => {
-                (keys.version(), heads, mask != Mask::None, triangle, precise)
-            }
-        };
-        let parameters = attention::OperationParameters {
-            version,
-            heads: heads.query,
-            kv_heads: heads.key,
-            scale: heads.scale,
-            masked,
-            triangle,
-            precise,
-            other_output: other.output,
-            clamped: other.clamped,
-        };
-        called(self.name(), || {
-            let checked = parameters.check(context::machine().target);
-            checked.map_err(|why| of_operator(self.name(), why.into()))
+            Operation::ReshapeAndCache { keys_alone, .. } => check_siso(name, keys_alone, target.soc),
         })
     }
 
     /// Number of input tensors.
     pub fn inputs(&self) -> usize {
         match self {
-            Operation::PagedAttention(_) => 5,
+            Operation::Attention { parameters: OperationParameters { version, masked, .. }, .. } => match version {
+                Version::Packed => 4 + usize::from(*masked),
+                Version::Paged => 5,
+                Version::Prefix => 6 + usize::from(*masked),
+            },
             Operation::ReshapeAndCache { keys_alone, .. } => 5 - 2 * usize::from(*keys_alone),
-            Operation::SelfAttention { keys, mask, .. } => {
-                let masks = usize::from(*mask != Mask::None);
-                let more = if *keys == Keys::Cached { 2 } else { 0 };
-                4 + masks + more
-            }
         }
     }
 
@@ -237,59 +162,52 @@ impl Operation {
             }
         }
         match *self {
-            Operation::PagedAttention(heads) => {
-                let [query, key, value, table, lengths] = *inputs else {
-                    return Err(uncounted(name));
-                };
-                let given = attention::Arguments {
-                    block_table: Some(table.described(name, "blockTables")?),
-                    context_lens: Some(lengths.lengths(name, "contextLens")?),
-                    ..of_heads(name, heads, [query, key, value], outputs)?
-                };
-                attend(attention::Version::Paged, given)
-            }
+            Operation::Attention { parameters, compressed } => attend(
+                parameters.version,
+                attention::Arguments { compressed, ..attention_arguments(parameters, inputs, outputs)? },
+            ),
             Operation::ReshapeAndCache { keys_alone, nz } => reshape_and_cache(name, inputs, outputs, keys_alone, nz),
-            Operation::SelfAttention { heads, keys, mask, triangle, precise } => {
-                let arguments = attention::Arguments {
-                    triangle,
-                    precise,
-                    compressed: mask == Mask::Compressed,
-                    ..self_attention(name, (heads, keys, mask), inputs, outputs)?
-                };
-                attend(keys.version(), arguments)
-            }
         }
     }
 }
 
-/// The arguments of SelfAttention that are tensors, and its heads.
-fn self_attention(
-    name: &'static str,
-    (heads, keys, mask): (Heads, Keys, Mask),
+/// The arguments of attention, but for the kind of its mask.
+fn attention_arguments(
+    parameters: OperationParameters,
     inputs: &[Tensor<'_>],
     outputs: &[Tensor<'_>],
 ) -> Outcome<attention::Arguments<DescribedTensor>> {
+    let OperationParameters { version, masked, .. } = parameters;
+    let name = version.symbol();
     let [query, key, value, ref rest @ ..] = *inputs else {
         return Err(uncounted(name));
     };
-    let mut arguments = of_heads(name, heads, [query, key, value], outputs)?;
+    let of_heads = || of_heads(parameters, [query, key, value], outputs);
+    if let (Version::Paged, [table, lengths]) = (version, rest) {
+        return Ok(attention::Arguments {
+            block_table: Some(table.described(name, "blockTables")?),
+            context_lens: Some(lengths.lengths(name, "contextLens")?),
+            ..of_heads()?
+        });
+    }
+    let mut arguments = of_heads()?;
     let mut rest = rest.iter();
     let mut next = || rest.next().ok_or_else(|| uncounted(name));
-    if keys == Keys::Cached {
+    if version == Version::Prefix {
         arguments.block_table = Some(next()?.described(name, "blockTables")?);
     }
-    if mask != Mask::None {
+    if masked {
         arguments.mask = Some(next()?.described(name, "mask")?);
     }
     let lengths = next()?;
     let all = lengths.lengths(name, "seqLen")?;
-    let (row_lens, key_lens) = match (keys, lengths.shape) {
-        (Keys::Cached, _) => (all, next()?.lengths(name, "kvSeqLen")?),
-        (Keys::Packed, &[2, _]) => {
+    let (row_lens, key_lens) = match (version, lengths.shape) {
+        (Version::Prefix, _) => (all, next()?.lengths(name, "kvSeqLen")?),
+        (_, &[2, _]) => {
             let (row_lens, key_lens) = all.split_at(all.len() / 2);
             (row_lens.to_vec(), key_lens.to_vec())
         }
-        (Keys::Packed, _) => (all.clone(), all),
+        _ => (all.clone(), all),
     };
     arguments.seq_len = Some(row_lens);
     arguments.context_lens = Some(key_lens);
@@ -297,9 +215,9 @@ fn self_attention(
 }
 
 /// Checks that a product writes caches of keys alone.
-fn check_siso(name: &str, keys_alone: bool) -> Outcome<()> {
-    match context::machine().target.soc {
-        soc @ (Soc::AtlasInference | Soc::AtlasTraining) if keys_alone => Err(failure!(
+fn check_siso(name: &str, keys_alone: bool, soc: Soc) -> Outcome {
+    match soc {
+        Soc::AtlasInference | Soc::AtlasTraining if keys_alone => Err(failure!(
             INVALID_PARAM,
             "{name}: kvCacheCfg: given 1 on {soc}, allowed: 0 and 2; Atlas A2, A3 and Ascend 950 take keys alone"
         )),
@@ -350,25 +268,27 @@ fn uncounted(name: &str) -> Failure {
 
 /// The arguments that all attention has.
 fn of_heads(
-    name: &str,
-    heads: Heads,
+    parameters: OperationParameters,
     [query, key, value]: [Tensor<'_>; 3],
     outputs: &[Tensor<'_>],
 ) -> Outcome<attention::Arguments<DescribedTensor>> {
+    let name = parameters.version.symbol();
     let out = outputs.first().ok_or_else(|| uncounted(name))?;
     Ok(attention::Arguments {
         query: Some(query.described(name, "query")?),
         key: Some(key.described(name, "key")?),
         value: Some(value.described(name, "value")?),
-        heads: heads.query.into(),
-        kv_heads: heads.key.into(),
-        scale: heads.scale.into(),
+        heads: parameters.heads.into(),
+        kv_heads: parameters.kv_heads.into(),
+        scale: parameters.scale.into(),
+        triangle: parameters.triangle,
+        precise: parameters.precise,
         out: Some(out.described(name, "attnOut")?),
         ..Default::default()
     })
 }
 
-fn attend(version: attention::Version, arguments: attention::Arguments<DescribedTensor>) -> Outcome<Executor> {
+fn attend(version: Version, arguments: attention::Arguments<DescribedTensor>) -> Outcome<Executor> {
     let symbol = version.symbol();
     let target = context::machine().target;
     let new = |given: &attention::Arguments<DescribedTensor>| {

@@ -2,7 +2,7 @@
 
 use super::Status;
 use super::operation::{COperation, make};
-use ascend_emu::atb::{Heads, Keys, Mask, Operation, OtherParameters, Refusal, refused};
+use ascend_emu::atb::{Operation, OperationParameters, Refusal, Version, refused};
 use std::ffi::c_void;
 
 /// `atb::infer::PagedAttentionParam`.
@@ -96,10 +96,20 @@ fn plain_query_scale(name: &'static str, given: f32, allowed: &[f32]) -> Result<
 }
 
 fn paged_attention(param: &PagedAttentionParam) -> Result<Operation, Refusal> {
-    let operation =
-        Operation::PagedAttention(Heads { query: param.head_num, key: param.kv_head_num, scale: param.qk_scale });
+    let parameters = OperationParameters {
+        version: Version::Paged,
+        heads: param.head_num,
+        kv_heads: param.kv_head_num,
+        scale: param.qk_scale,
+        masked: false,
+        triangle: false,
+        precise: false,
+        other_output: false,
+        clamped: false,
+    };
+    let operation = Operation::Attention { parameters, compressed: false };
     reserved(operation.name(), &param.reserved)?;
-    operation.check(OtherParameters::default())?;
+    operation.check()?;
     only(
         operation.name(),
         [
@@ -136,7 +146,7 @@ unsafe extern "C" fn create_paged_attention(
 fn reshape_and_cache(param: &ReshapeAndCacheParam) -> Result<Operation, Refusal> {
     let operation = Operation::ReshapeAndCache { keys_alone: param.kv_cache_cfg == 1, nz: param.kv_cache_cfg == 2 };
     reserved(operation.name(), &param.reserved)?;
-    operation.check(OtherParameters::default())?;
+    operation.check()?;
     only(
         operation.name(),
         [("compressType", param.compress_type.into(), &[0]), ("kvCacheCfg", param.kv_cache_cfg.into(), &[0, 1, 2])],
@@ -165,34 +175,32 @@ fn self_attention(param: &SelfAttentionParam) -> Result<Operation, Refusal> {
     const MASK_NORM: i32 = 1;
     const MASK_NORM_COMPRESS: i32 = 3;
     const ACL_DT_UNDEFINED: i32 = -1;
-    let keys = match param.calc_type {
-        PREFIX_ENCODER => Keys::Cached,
-        _ => Keys::Packed,
-    };
-    let operation = Operation::SelfAttention {
-        heads: Heads { query: param.head_num, key: param.kv_head_num, scale: param.qk_scale },
-        keys,
-        mask: match param.mask_type {
-            MASK_NORM => Mask::Full,
-            MASK_NORM_COMPRESS => Mask::Compressed,
-            _ => Mask::None,
+    let parameters = OperationParameters {
+        version: match param.calc_type {
+            PREFIX_ENCODER => Version::Prefix,
+            _ => Version::Packed,
         },
+        heads: param.head_num,
+        kv_heads: param.kv_head_num,
+        scale: param.qk_scale,
+        masked: [MASK_NORM, MASK_NORM_COMPRESS].contains(&param.mask_type),
         triangle: param.is_triu_mask == 1,
         precise: param.kernel_type == 1,
+        other_output: param.out_data_type != ACL_DT_UNDEFINED,
+        clamped: param.clamp_min != 0.0 || param.clamp_max != 0.0,
     };
+    let compressed = param.mask_type == MASK_NORM_COMPRESS;
+    let operation = Operation::Attention { parameters, compressed };
     reserved(operation.name(), &param.reserved)?;
     // Operations of other kinds, and other masks, have other conditions.
     only(
         operation.name(),
         [("calcType", param.calc_type.into(), &[3, 4]), ("maskType", param.mask_type.into(), &[0, 1, 3])],
     )?;
-    operation.check(OtherParameters {
-        output: param.out_data_type != ACL_DT_UNDEFINED,
-        clamped: param.clamp_min != 0.0 || param.clamp_max != 0.0,
-    })?;
-    let masks: &[i64] = match keys {
-        Keys::Packed => &[0, 1, 3],
-        Keys::Cached => &[3],
+    operation.check()?;
+    let masks: &[i64] = match parameters.version {
+        Version::Prefix => &[3],
+        _ => &[0, 1, 3],
     };
     only(
         operation.name(),

@@ -3,7 +3,7 @@
 use crate::bench::*;
 use crate::flash_family::call::on_chip;
 use ascend_emu::abi::aclrtSynchronizeStream;
-use ascend_emu::atb::{Heads, Keys, Mask, Operation, Refusal, Tensor};
+use ascend_emu::atb::{Operation, OperationParameters, Refusal, Tensor, Version};
 use half::f16;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -12,7 +12,17 @@ pub(crate) const FLOAT16: i32 = 1;
 const INT32: i32 = 3;
 pub(crate) const ND: i32 = 2;
 const FRACTAL_NZ: i32 = 29;
-const HEADS: Heads = Heads { query: 4, key: 2, scale: 0.25 };
+const PAGED: OperationParameters = OperationParameters {
+    version: Version::Paged,
+    heads: 4,
+    kv_heads: 2,
+    scale: 0.25,
+    masked: false,
+    triangle: false,
+    precise: false,
+    other_output: false,
+    clamped: false,
+};
 const WORKSPACE: usize = 16 << 20;
 
 pub(crate) fn on_device(dtype: i32, format: i32, shape: &[i64], at: *mut c_void) -> Tensor<'_> {
@@ -21,6 +31,10 @@ pub(crate) fn on_device(dtype: i32, format: i32, shape: &[i64], at: *mut c_void)
 
 pub(crate) fn on_host<'a>(shape: &'a [i64], values: &'a [i32]) -> Tensor<'a> {
     Tensor { host: Some(values), ..on_device(INT32, ND, shape, null_mut()) }
+}
+
+fn attention(parameters: OperationParameters) -> Operation {
+    Operation::Attention { parameters, compressed: false }
 }
 
 pub(crate) fn run(operation: Operation, inputs: &[Tensor<'_>], outputs: &[Tensor<'_>]) -> Result<(), Refusal> {
@@ -67,7 +81,7 @@ fn caches_of_310p_are_written_and_read() {
     let output = on_device(FLOAT16, ND, &[1, 4, DIM as i64], out);
     let table_given = on_device(INT32, ND, &[1, 1], table);
     let inputs = [given, caches[0], caches[1], table_given, on_host(&[1], &[4])];
-    run(Operation::PagedAttention(HEADS), &inputs, &[output]).unwrap();
+    run(attention(PAGED), &inputs, &[output]).unwrap();
     let computed = download::<f16>(out, 4 * DIM);
     for head in 0..4 {
         let of = |all: &[f16], token: usize, d: usize| match token {
@@ -110,11 +124,11 @@ fn refused_calls_have_the_statuses_of_atb() {
         assert!(refusal.message.contains(part), "{}", refusal.message);
         assert_eq!(message(), refusal.message);
     };
-    let paged = Operation::PagedAttention(HEADS);
+    let paged = attention(PAGED);
     assert!(paged.setup(&inputs, &[query]).unwrap() > 0);
     fails(paged, &inputs[..4], 5, "given 4 input tensors, allowed: 5");
-    let three = Heads { key: 3, ..HEADS };
-    fails(Operation::PagedAttention(three), &inputs, 1, "atb.heads");
+    let three = OperationParameters { kv_heads: 3, ..PAGED };
+    fails(attention(three), &inputs, 1, "atb.heads");
     fails(paged, &with(1, half(&[2, 16, 4, 16])), 8, "atb.keys");
     fails(paged, &with(3, on_device(INT32, ND, &[1, 1], memory)), 8, "atb.table");
     fails(paged, &with(4, on_host(&[2], &[5, 17])), 8, "atb.table");
@@ -127,19 +141,15 @@ fn refused_calls_have_the_statuses_of_atb() {
     fails(paged, &with(0, on_device(FLOAT16, 99, query.shape, memory)), 7, "aclFormat");
     fails(paged, &with(0, half(&[-2, 4, 32])), 8, "a shape");
     fails(paged, &with(0, half(&[i64::MAX, 4, 32])), 8, "a shape");
-    let packed = |mask| Operation::SelfAttention {
-        heads: Heads { key: 4, ..HEADS },
-        keys: Keys::Packed,
-        mask,
-        triangle: false,
-        precise: false,
+    let packed = |masked, compressed| Operation::Attention {
+        parameters: OperationParameters { version: Version::Packed, kv_heads: 4, masked, ..PAGED },
+        compressed,
     };
     let length = [2];
     let lens = on_host(&[1], &length);
-    let full = Mask::Full;
-    fails(packed(full), &[query, query, query, half(&[1, 1]), lens], 8, "atb.mask");
-    fails(packed(Mask::Compressed), &[query, query, query, half(&[2, 2]), lens], 8, "atb.mask");
-    fails(packed(Mask::None), &[query, query, query, on_host(&[1], &[3])], 1, "atb.lengths");
+    fails(packed(true, false), &[query, query, query, half(&[1, 1]), lens], 8, "atb.mask");
+    fails(packed(true, true), &[query, query, query, half(&[2, 2]), lens], 8, "atb.mask");
+    fails(packed(false, false), &[query, query, query, on_host(&[1], &[3])], 1, "atb.lengths");
     let write = Operation::ReshapeAndCache { keys_alone: true, nz: false };
     let key = half(&[2, 2, 32]);
     let slots = on_device(INT32, ND, &[2], memory);

@@ -2,7 +2,7 @@
 
 use crate::atb::{FLOAT16, ND, on_device, on_host, run};
 use crate::bench::*;
-use ascend_emu::atb::{Heads, Keys, Mask, Operation};
+use ascend_emu::atb::{Operation, OperationParameters, Version};
 use half::f16;
 
 const INT32: i32 = 3;
@@ -10,8 +10,8 @@ const HEADS: usize = 2;
 
 /// A call of SelfAttention with one key head, and the numbers of its mask.
 struct Masked {
-    keys: Keys,
-    kind: Mask,
+    version: Version,
+    compressed: bool,
     triangle: bool,
     precise: bool,
     dim: usize,
@@ -25,8 +25,8 @@ impl Masked {
     /// Packed sequences of as many keys as rows under a square with this number where a key is later.
     fn square(rows: &[i32], number: f32) -> Self {
         Masked {
-            keys: Keys::Packed,
-            kind: Mask::Compressed,
+            version: Version::Packed,
+            compressed: true,
             triangle: true,
             precise: false,
             dim: 32,
@@ -72,21 +72,26 @@ impl Masked {
         let given = |shape, at| on_device(FLOAT16, ND, shape, at);
         let mut inputs = vec![given(&shape, query), given(&kv_shape, values), given(&kv_shape, values)];
         let (both, pair) = ([self.rows.clone(), self.key_lens.clone()].concat(), [2, batch[0]]);
-        if self.keys == Keys::Cached {
+        if self.version == Version::Prefix {
             inputs.push(on_device(INT32, ND, &table_shape, table_at));
         }
         inputs.push(given(&self.shape, mask));
-        match self.keys {
-            Keys::Cached => inputs.extend([on_host(&batch, &self.rows), on_host(&batch, &self.key_lens)]),
-            Keys::Packed => inputs.push(on_host(&pair, &both)),
+        match self.version {
+            Version::Prefix => inputs.extend([on_host(&batch, &self.rows), on_host(&batch, &self.key_lens)]),
+            _ => inputs.push(on_host(&pair, &both)),
         }
-        let operation = Operation::SelfAttention {
-            heads: Heads { query: HEADS as i32, key: 1, scale: 1.0 },
-            keys: self.keys,
-            mask: self.kind,
+        let parameters = OperationParameters {
+            version: self.version,
+            heads: HEADS as i32,
+            kv_heads: 1,
+            scale: 1.0,
+            masked: true,
             triangle: self.triangle,
             precise: self.precise,
+            other_output: false,
+            clamped: false,
         };
+        let operation = Operation::Attention { parameters, compressed: self.compressed };
         let outcome = run(operation, &inputs, &[given(&shape, out)]);
         let got = outcome.map(|()| download::<f16>(out, len)).map_err(|refusal| refusal.message);
         for memory in [query, out, values, mask, table_at] {
@@ -99,14 +104,14 @@ impl Masked {
     fn keys_and_table(&self) -> (Vec<f16>, Vec<i64>, Vec<i32>) {
         let row = |sequence, key| vec![f16::from_f64(value(sequence, key)); self.dim];
         let lens = self.key_lens.iter().map(|&len| len as usize).enumerate();
-        match self.keys {
-            Keys::Packed => {
+        match self.version {
+            Version::Packed => {
                 let keys = lens.flat_map(|(sequence, len)| (0..len).flat_map(move |key| row(sequence, key)));
                 let keys: Vec<_> = keys.collect();
                 let tokens = keys.len() as i64 / self.dim as i64;
                 (keys, vec![tokens, 1, self.dim as i64], vec![0; self.rows.len()])
             }
-            Keys::Cached => {
+            _ => {
                 let blocks = self.key_lens.iter().map(|len| (*len as usize).div_ceil(128)).max().unwrap();
                 let keys = lens.flat_map(|(sequence, _)| (0..blocks * 128).flat_map(move |key| row(sequence, key)));
                 let all = blocks * self.rows.len();
@@ -131,7 +136,7 @@ fn triangle(side: usize, number: f32) -> Vec<f16> {
 #[test]
 fn a_strict_triangle_is_causal() {
     Masked::square(&[200, 20], -10_000.0).computes(|_, row, key| key <= row);
-    let plain = Masked { kind: Mask::Full, ..Masked::square(&[130], f32::NEG_INFINITY) };
+    let plain = Masked { compressed: false, ..Masked::square(&[130], f32::NEG_INFINITY) };
     plain.computes(|_, row, key| key <= row);
 }
 
@@ -165,7 +170,7 @@ fn high_precision_multiplies_and_a_prefix_adds() {
     assert!(text.contains("-10000 for row 0 and key 1 is not emulated"), "{text}");
     drop(bench);
     let prefix = |number| Masked {
-        keys: Keys::Cached,
+        version: Version::Prefix,
         precise: true,
         key_lens: vec![145, 130],
         ..Masked::square(&[17, 130], number)
@@ -178,7 +183,7 @@ fn high_precision_multiplies_and_a_prefix_adds() {
 #[test]
 fn a_full_mask_is_read_but_for_tiles_that_are_skipped() {
     let full = |triangle, numbers| Masked {
-        kind: Mask::Full,
+        compressed: false,
         triangle,
         shape: vec![300, 300],
         numbers,
