@@ -7,12 +7,12 @@
 
 use super::register_tile::multiply_add;
 use super::simd::{Kernel, Level, Shape, Simd, Vector, WIDTH};
-use super::tensor::input::{ElementTypes, InputTensor};
+use super::tensor::input::InputTensor;
 use super::tensor::output::OutputTensor;
 use super::tensor::strided::Sizes;
-use ascend_spec::attention_problem::Rows;
+use super::token_rows::TokenRows;
 use ascend_spec::ops::batch_mat_mul::BatchMatMulProblem;
-use ascend_spec::{TensorDesc, View};
+use ascend_spec::ops::sparse_sequences::TokenLayout;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -30,52 +30,6 @@ const FLOATS: usize = 1 << 20;
 
 const _: () = assert!(ROWS.is_multiple_of(Shape::ROWS));
 
-/// A tensor of three axes, and its base address.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrices<'a> {
-    pub desc: &'a TensorDesc,
-    pub base: *mut u8,
-}
-
-impl Matrices<'_> {
-    /// The positions of the rows. If the first axis is 1, its matrix is used for every product.
-    fn rows(&self) -> Rows {
-        let stride = |axis: usize| self.desc.strides.get(axis).copied().unwrap_or(0);
-        let one = self.desc.shape.first() == Some(&1);
-        Rows {
-            view: View {
-                offset: self.desc.offset,
-                batch: if one { 0 } else { stride(0) },
-                head: 0,
-                row: stride(1),
-                dim: stride(2),
-            },
-            lanes: 0,
-            dtype: self.desc.dtype,
-        }
-    }
-
-    fn types(&self) -> ElementTypes {
-        ElementTypes { query: self.desc.dtype, stored: self.desc.dtype }
-    }
-
-    /// # Safety
-    ///
-    /// Every element may be read as long as the value is used.
-    unsafe fn input(&self, sizes: Sizes) -> InputTensor {
-        // SAFETY: the caller's promise.
-        unsafe { InputTensor::new(self.base, &self.rows(), sizes, self.types()) }
-    }
-
-    /// # Safety
-    ///
-    /// Every element may be written as long as the value is used, by one thread at a time if two of them share memory.
-    unsafe fn output(&self, sizes: Sizes) -> OutputTensor {
-        // SAFETY: the caller's promise.
-        unsafe { OutputTensor::new(self.base, &self.rows(), sizes, self.types(), None) }
-    }
-}
-
 /// Multiplies. Runs on the current rayon pool.
 ///
 /// # Errors
@@ -88,15 +42,27 @@ impl Matrices<'_> {
 /// `problem` was made from. Alignment is not required.
 pub(crate) unsafe fn run(
     problem: &BatchMatMulProblem,
-    [left, right]: [Matrices<'_>; 2],
-    out: Matrices<'_>,
+    [left, right]: [TokenRows<'_>; 2],
+    out: TokenRows<'_>,
 ) -> Result<(), String> {
     let &BatchMatMulProblem { batch, rows, inner, columns } = problem;
-    let sizes = |rows, dim| Sizes { batch, heads: 1, rows, dim };
-    // SAFETY: the caller's promise; threads write different rows, and if rows share memory only one thread writes.
-    let (of_left, of_right, of_out) = unsafe {
-        (left.input(sizes(rows, inner)), right.input(sizes(inner, columns)), out.output(sizes(rows, columns)))
+    let matrices = |tensor: &TokenRows<'_>, rows, dim| {
+        let (mut all, sizes) = tensor.rows(TokenLayout::Bsnd);
+        // If the first axis is 1, its matrix is used for every product.
+        if sizes.batch == 1 {
+            all.view.batch = 0;
+        }
+        (all, Sizes { batch, heads: 1, rows, dim })
     };
+    let input = |factor: TokenRows<'_>, rows, dim| {
+        let (rows, sizes) = matrices(&factor, rows, dim);
+        // SAFETY: the caller's promise.
+        unsafe { InputTensor::new(factor.base, &rows, sizes, factor.types()) }
+    };
+    let (of_left, of_right) = (input(left, rows, inner), input(right, inner, columns));
+    let (of_rows, sizes) = matrices(&out, rows, columns);
+    // SAFETY: the caller's promise; threads write different rows, and if rows share memory only one thread writes.
+    let of_out = unsafe { OutputTensor::new(out.base, &of_rows, sizes, out.types(), None) };
     let level = Level::chosen();
     let width = columns.div_ceil(WIDTH);
     let step = FLOATS.checked_div(width * WIDTH).unwrap_or(ROWS);

@@ -7,17 +7,14 @@
 
 use super::attention::{Attention, Listed};
 use super::kv::listed_rows::ListedRows;
-use super::kv::{KeyValues, KvTensor, Storage};
+use super::kv::{KeyValues, Storage};
 use super::schedule;
 use super::sequence::Sequence;
-use super::simd::Level;
 use super::tensor::input::InputTensor;
 use super::tensor::output::OutputTensor;
-use super::tensor::strided::{Sizes, WriteTensor};
+use super::tensor::strided::WriteTensor;
 use super::token_rows::TokenRows;
 use crate::host_memory::{HostMemoryExhausted, try_with_capacity};
-use ascend_spec::View;
-use ascend_spec::attention_problem::Rows;
 use ascend_spec::ops::block_sparse_attention::{BlockSparseCall, BlockSparseProblem, RowBlock};
 
 /// Blocks of rows that are computed at a time: their lists of keys are in memory.
@@ -50,24 +47,6 @@ pub(crate) unsafe fn run(
     call: &BlockSparseCall<'_>,
     buffers: &Buffers<'_>,
 ) -> Result<(), HostMemoryExhausted> {
-    // SAFETY: the caller keeps this contract.
-    unsafe { run_under(Level::chosen(), problem, call, buffers) }
-}
-
-/// Computes with one instruction set.
-///
-/// # Errors
-/// As for [`run`].
-///
-/// # Safety
-///
-/// As for [`run`].
-unsafe fn run_under(
-    level: Level,
-    problem: &BlockSparseProblem,
-    call: &BlockSparseCall<'_>,
-    buffers: &Buffers<'_>,
-) -> Result<(), HostMemoryExhausted> {
     let tensor = |tensor: TokenRows<'_>| tensor.ordered(problem.axes);
     let lse = buffers.lse.and_then(|lse| Some((lse, tensor(lse)?)));
     let (Some(query), Some(key), Some(value), Some(out)) =
@@ -77,7 +56,7 @@ unsafe fn run_under(
     };
     let types = buffers.query.types();
     // SAFETY: the caller keeps this contract.
-    let mut attention = unsafe {
+    let attention = unsafe {
         Attention::listed(Listed {
             query: InputTensor::new(buffers.query.base, &query.0, query.1, types),
             query_rope: None,
@@ -89,44 +68,20 @@ unsafe fn run_under(
             dtype: buffers.query.desc.dtype,
         })
     };
-    let of_head = |base: *mut u8, (rows, sizes): (Rows, Sizes), head: usize| {
-        let view = View { offset: rows.view.at(0, head, 0), ..rows.view };
-        let (rows, sizes) = (Rows { view, ..rows }, Sizes { heads: 1, ..sizes });
-        KvTensor {
-            dim: sizes.dim,
-            // SAFETY: the caller keeps this contract: the rows are those of one head of the tensor.
-            own: unsafe { InputTensor::new(base, &rows, sizes, types) },
-            prefix: InputTensor::Absent,
-            rope: None,
-        }
-    };
-    let mut blocks = problem.row_blocks(call);
-    loop {
-        attention.sequences = try_with_capacity(BLOCKS)?;
-        let mut left = false;
-        for block in blocks.by_ref().take(BLOCKS) {
-            left = true;
-            let Some(keys) = listed(problem, buffers.mask, &block)? else {
-                continue;
-            };
-            let kv_head = problem.kv_head(block.head);
-            let kv = KeyValues {
-                key: of_head(buffers.key.base, key, kv_head),
-                value: of_head(buffers.value.base, value, kv_head),
-                prefix: 0,
-                sequence: block.sequence.index,
-                storage: Storage::Listed(keys),
-            };
-            let first = block.sequence.first_query;
-            let rows = first + block.rows.start..first + block.rows.end;
-            let place = (block.sequence.batch, block.head, rows);
-            attention.sequences.push(Sequence::listed(place, kv, None));
-        }
-        if !left {
-            return Ok(());
-        }
-        schedule::compute(level, &attention)?;
-    }
+    schedule::compute_listed(attention, BLOCKS, problem.row_blocks(call), |block| {
+        let Some(keys) = listed(problem, buffers.mask, &block)? else {
+            return Ok(None);
+        };
+        let kv_head = problem.kv_head(block.head);
+        // SAFETY: the caller keeps this contract.
+        let (key, value) = unsafe { (buffers.key.head(key, kv_head), buffers.value.head(value, kv_head)) };
+        let (sequence, storage) = (block.sequence.index, Storage::Listed(keys));
+        let kv = KeyValues { key, value, prefix: 0, sequence, storage };
+        let first = block.sequence.first_query;
+        let rows = first + block.rows.start..first + block.rows.end;
+        let place = (block.sequence.batch, block.head, rows);
+        Ok(Some(Sequence::listed(place, kv, None)))
+    })
 }
 
 /// Where the keys are that a block of rows sees; `None` where it sees none.
@@ -149,6 +104,7 @@ fn listed(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::simd::Level;
     use ascend_spec::{Cann, DType, Soc, Target, TensorDesc};
     use half::f16;
     use proptest::prelude::*;
@@ -303,7 +259,7 @@ mod tests {
                 mask: &self.mask(),
             };
             // SAFETY: the tensors are those of the call, and live.
-            unsafe { run_under(level, &problem, &call, &buffers) }.unwrap();
+            level.with(|| unsafe { super::run(&problem, &call, &buffers) }).unwrap();
             (out, lses)
         }
 

@@ -33,16 +33,7 @@ pub(crate) type Find<'f> = &'f (dyn Fn(usize, usize) -> Option<(usize, usize)> +
 /// The tensors are those of a checked call, and targets and what `find` returns rows of theirs. Their bytes are live,
 /// those of the targets accessed by no other thread, and all others written by none.
 pub(crate) unsafe fn run(buffers: &Buffers<'_>, targets: &[usize], find: Find<'_>) {
-    // SAFETY: the caller keeps this contract.
-    unsafe { run_under(Level::chosen(), buffers, targets, find) };
-}
-
-/// Compresses with one instruction set.
-///
-/// # Safety
-///
-/// As for [`run`].
-unsafe fn run_under(level: Level, buffers: &Buffers<'_>, targets: &[usize], find: Find<'_>) {
+    let level = Level::chosen();
     let layout = if buffers.paged { TokenLayout::PaBsnd } else { TokenLayout::Tnd };
     let (rows, sizes) = buffers.out.rows(TokenLayout::Tnd);
     // SAFETY: the caller keeps this contract.
@@ -132,7 +123,7 @@ mod tests {
             TensorDesc::contiguous(DType::Bf16, &shape[..rank]).unwrap()
         };
         let descs = [desc([tokens, heads, dim], 3), desc([block, heads, 0], 2), desc([count, heads, dim], 3)];
-        let run = |level, threads| {
+        let run = |level: Level, threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 let mut out = vec![bf16::INFINITY; count * heads * dim];
@@ -146,7 +137,7 @@ mod tests {
                 let targets: Vec<usize> = (0..count).collect();
                 let find = |block: usize, token: usize| (token != 5).then_some((0, block * stride + token));
                 // SAFETY: the tensors are those of the descriptions, and live.
-                unsafe { run_under(level, &buffers, &targets, &find) };
+                level.with(|| unsafe { super::run(&buffers, &targets, &find) });
                 out
             })
         };

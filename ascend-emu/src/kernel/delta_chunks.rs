@@ -55,16 +55,7 @@ const UNIT: Block = {
 ///
 /// As for [`delta_rule::run`](super::delta_rule::run).
 pub(crate) unsafe fn run(problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
-    // SAFETY: the caller keeps this contract.
-    unsafe { run_under(Level::chosen(), problem, runs, buffers) }
-}
-
-/// Computes with one instruction set.
-///
-/// # Safety
-///
-/// As for [`run`].
-pub(super) unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
+    let level = Level::chosen();
     for_each_head(problem, runs, buffers, |run, head| {
         let (pitch, groups) = (problem.key_dim.div_ceil(WIDTH), problem.value_dim.div_ceil(WIDTH));
         let counts = [pitch, pitch, groups, groups * pitch, 1, 1, 1];

@@ -263,16 +263,7 @@ pub(crate) struct Buffers<'a> {
 /// touches, are live and accessed by no other thread, and outputs share no memory with other tensors. Tokens and slots
 /// of the runs are within the tensors, and each token has a slot.
 pub(crate) unsafe fn run(problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
-    // SAFETY: the caller keeps this contract.
-    unsafe { run_under(Level::chosen(), problem, runs, buffers) }
-}
-
-/// Computes with one instruction set.
-///
-/// # Safety
-///
-/// As for [`run`].
-pub(super) unsafe fn run_under(level: Level, problem: &DeltaRuleProblem, runs: (&[Run], bool), buffers: &Buffers<'_>) {
+    let level = Level::chosen();
     let tokens = runs.0.iter().map(|run| run.first + run.tokens).max().unwrap_or(0);
     assert!(buffers.slots.len() >= tokens, "{} slots for {tokens} tokens", buffers.slots.len());
     for_each_head(problem, runs, buffers, |run, head| {
@@ -344,7 +335,7 @@ impl Kernel for Head<'_> {
             }
             for (at, &[beta, overlap, ..]) in self.scalars.iter().enumerate() {
                 let token = run.first + at;
-                // `run_under` has checked that each token has a slot.
+                // `run` has checked that each token has a slot.
                 let slot = buffers.slots[token] as usize;
                 let place = [token, head, first, 0];
                 let mut value = [[0.0; WIDTH]];

@@ -72,29 +72,11 @@ pub(crate) unsafe fn run(
     contents: SparseContents<'_>,
     buffers: &Buffers<'_>,
 ) -> Result<(), HostMemoryExhausted> {
-    // SAFETY: the caller keeps this contract.
-    unsafe { run_under(Level::chosen(), problem, contents, buffers) }
-}
-
-/// Chooses with one instruction set.
-///
-/// # Errors
-/// As for [`run`].
-///
-/// # Safety
-///
-/// As for [`run`].
-unsafe fn run_under(
-    level: Level,
-    problem: &IndexerProblem,
-    contents: SparseContents<'_>,
-    buffers: &Buffers<'_>,
-) -> Result<(), HostMemoryExhausted> {
     let layout = problem.sequences.query.layout;
     // SAFETY: the caller keeps this contract.
     let call = unsafe {
         IndexerRun {
-            level,
+            level: Level::chosen(),
             problem,
             contents,
             query: buffers.query.input(layout),
@@ -484,7 +466,7 @@ mod tests {
                         scales: None,
                     };
                     // SAFETY: the tensors are those of the problem, and live.
-                    unsafe { run_under(level, &problem, contents, &buffers) }
+                    level.with(|| unsafe { super::run(&problem, contents, &buffers) })
                 });
                 ran.unwrap();
                 (indices, values)

@@ -188,9 +188,21 @@ pub unsafe fn run_with(
     if let Some(dtype) = unsupported(problem) {
         return Err(KernelError::UnsupportedType(dtype));
     }
-    // SAFETY: the caller keeps this contract; the tensors have the types of `problem` and `options`.
-    let done = unsafe { run_under(Level::chosen(), problem, buffers, options) };
-    Ok(done?)
+    if problem.work == Work::Nothing {
+        return Ok(());
+    }
+    // SAFETY: the caller keeps this contract.
+    let mut attention = unsafe { Attention::new(problem, buffers, options.single) }?;
+    attention.deterministic = options.deterministic;
+    if let Some(geometry) = options.geometry {
+        attention.override_geometry(geometry);
+    }
+    let summary = attention.summarise_mask();
+    let bytes = summary + schedule::compute(&attention)?;
+    if let Some(working_memory) = options.working_memory {
+        working_memory.store(bytes, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// Name of the instruction set that [`run`] computes with.
@@ -235,32 +247,4 @@ fn unsupported(problem: &AttentionProblem<'_>) -> Option<DType> {
         .chain(prefix.into_iter().flatten())
         .map(|rows| rows.dtype)
         .find(|&dtype| !tensor::input::reads(dtype, own))
-}
-
-/// Computes `problem` with one instruction set; the kernels take its element types.
-///
-/// # Safety
-///
-/// As for [`run_with`].
-unsafe fn run_under(
-    level: Level,
-    problem: &AttentionProblem<'_>,
-    buffers: &Buffers<'_>,
-    options: &RunOptions<'_>,
-) -> Result<(), HostMemoryExhausted> {
-    if problem.work == Work::Nothing {
-        return Ok(());
-    }
-    // SAFETY: the caller keeps this contract.
-    let mut attention = unsafe { Attention::new(problem, buffers, options.single) }?;
-    attention.deterministic = options.deterministic;
-    if let Some(geometry) = options.geometry {
-        attention.override_geometry(geometry);
-    }
-    let summary = attention.summarise_mask();
-    let bytes = summary + schedule::compute(level, &attention)?;
-    if let Some(working_memory) = options.working_memory {
-        working_memory.store(bytes, Ordering::Relaxed);
-    }
-    Ok(())
 }

@@ -7,7 +7,7 @@
 use super::attention::{Attention, Listed};
 use super::element_view::ElementView;
 use super::kv::listed_rows::ListedRows;
-use super::kv::{KeyValues, KvTensor, Storage};
+use super::kv::{KeyValues, Storage};
 use super::schedule;
 use super::scratch::Scratch;
 use super::sequence::Sequence;
@@ -18,8 +18,6 @@ use super::tensor::strided::Sizes;
 use super::token_rows::TokenRows;
 use super::top_k::{Candidate, best};
 use crate::host_memory::{HostMemoryExhausted, try_repeat, try_with_capacity};
-use ascend_spec::View;
-use ascend_spec::attention_problem::Rows;
 use ascend_spec::ops::native_sparse::NsaAttention;
 use ascend_spec::ops::nsa_compress_attention_infer::NsaCompressAttentionProblem;
 use ascend_spec::ops::sparse_sequences::{SparseContents, SparseSequence, TokenLayout};
@@ -90,7 +88,7 @@ pub(crate) unsafe fn attend(
     let layout = attention.sequences.query.layout;
     let (out, sizes) = buffers.out.rows(layout);
     // SAFETY: the caller keeps this contract.
-    let mut call = unsafe {
+    let call = unsafe {
         Attention::listed(Listed {
             query: buffers.query.input(layout),
             query_rope: None,
@@ -102,50 +100,20 @@ pub(crate) unsafe fn attend(
             dtype: buffers.query.desc.dtype,
         })
     };
-    let mut rows = HeadRow::all(attention, contents);
-    loop {
-        call.sequences = try_with_capacity(ROWS)?;
-        for row in rows.by_ref().take(ROWS) {
-            let mut count = 0;
-            tokens(&row, &mut |_| count += 1);
-            let mut listed = try_with_capacity(count)?;
-            tokens(&row, &mut |token| listed.push(attention.sequences.key(&contents, &row.sequence, token)));
-            let kv = KeyValues {
-                // SAFETY: the caller keeps this contract.
-                key: unsafe { of_head(&buffers.key, row.kv_head) },
-                // SAFETY: the caller keeps this contract.
-                value: unsafe { of_head(&buffers.value, row.kv_head) },
-                prefix: 0,
-                sequence: row.sequence.index,
-                storage: Storage::Listed(ListedRows::new(listed)),
-            };
-            let (batch, number) = row.place(sizes);
-            let place = (batch, row.kv_head * attention.group(), number..number + 1);
-            call.sequences.push(Sequence::listed(place, kv, None));
-        }
-        if call.sequences.is_empty() {
-            return Ok(());
-        }
-        schedule::compute(Level::chosen(), &call)?;
-    }
-}
-
-/// The tokens of one head of a paged cache.
-///
-/// # Safety
-///
-/// Every element may be read as long as the value is used.
-unsafe fn of_head(cache: &TokenRows<'_>, head: usize) -> KvTensor {
-    let (rows, sizes) = cache.rows(TokenLayout::PaBsnd);
-    let view = View { offset: rows.view.at(0, head, 0), ..rows.view };
-    let (rows, sizes) = (Rows { view, ..rows }, Sizes { heads: 1, ..sizes });
-    KvTensor {
-        dim: sizes.dim,
-        // SAFETY: the caller's promise: the rows are those of one head of the tensor.
-        own: unsafe { InputTensor::new(cache.base, &rows, sizes, cache.types()) },
-        prefix: InputTensor::Absent,
-        rope: None,
-    }
+    let [keys, values] = [buffers.key, buffers.value].map(|cache| cache.rows(TokenLayout::PaBsnd));
+    schedule::compute_listed(call, ROWS, HeadRow::all(attention, contents), |row| {
+        let mut count = 0;
+        tokens(&row, &mut |_| count += 1);
+        let mut listed = try_with_capacity(count)?;
+        tokens(&row, &mut |token| listed.push(attention.sequences.key(&contents, &row.sequence, token)));
+        // SAFETY: the caller keeps this contract.
+        let (key, value) = unsafe { (buffers.key.head(keys, row.kv_head), buffers.value.head(values, row.kv_head)) };
+        let (sequence, storage) = (row.sequence.index, Storage::Listed(ListedRows::new(listed)));
+        let kv = KeyValues { key, value, prefix: 0, sequence, storage };
+        let (batch, number) = row.place(sizes);
+        let place = (batch, row.kv_head * attention.group(), number..number + 1);
+        Ok(Some(Sequence::listed(place, kv, None)))
+    })
 }
 
 /// Chooses the blocks of each row and key head by the weights of compressed tokens, of which a row sees the first
@@ -164,26 +132,7 @@ pub(crate) unsafe fn select(
     visible: &(dyn Fn(&HeadRow) -> usize + Sync),
     selected: ElementView,
 ) -> Result<(), HostMemoryExhausted> {
-    // SAFETY: the caller keeps this contract.
-    unsafe { select_under(Level::chosen(), problem, contents, [query, key], visible, selected) }
-}
-
-/// Chooses with one instruction set.
-///
-/// # Errors
-/// As for [`select`].
-///
-/// # Safety
-///
-/// As for [`select`].
-unsafe fn select_under(
-    level: Level,
-    problem: &NsaCompressAttentionProblem,
-    contents: SparseContents<'_>,
-    [query, key]: [TokenRows<'_>; 2],
-    visible: &(dyn Fn(&HeadRow) -> usize + Sync),
-    selected: ElementView,
-) -> Result<(), HostMemoryExhausted> {
+    let level = Level::chosen();
     let attention = &problem.attention;
     // SAFETY: the caller keeps this contract.
     let (query, key) = unsafe { (query.input(attention.sequences.query.layout), key.input(TokenLayout::PaBsnd)) };
@@ -360,7 +309,8 @@ mod tests {
                 let numbers = [vec![rows], vec![TOKENS as i64], vec![3, 2, 1, 0]];
                 let contents = SparseContents::of(&numbers);
                 // SAFETY: the tensors are those of the problem, and live.
-                unsafe { select_under(level, &problem(), contents, [read(0), read(1)], &|_| TOKENS, elements) }
+                level
+                    .with(|| unsafe { select(&problem(), contents, [read(0), read(1)], &|_| TOKENS, elements) })
                     .unwrap();
                 selected
             })

@@ -46,7 +46,8 @@ struct Split {
 ///
 /// # Errors
 /// There is no host memory for the tasks.
-pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, HostMemoryExhausted> {
+pub(super) fn compute(attention: &Attention) -> Result<usize, HostMemoryExhausted> {
+    let level = Level::chosen();
     let blocks = longest_first(blocks(attention)?)?;
     let busy = blocks.iter().filter(|block| !block.keys.is_empty()).count();
     let count = if busy == 0 || busy >= FEW_BLOCKS { 1 } else { WANTED_TASKS.div_ceil(busy) };
@@ -87,6 +88,28 @@ pub(super) fn compute(level: Level, attention: &Attention) -> Result<usize, Host
     });
     let of_splits = splits.iter().map(|split| split.results.bytes());
     Ok(bytes + of_splits.sum::<usize>())
+}
+
+/// Computes a call whose sequences are those of `items`, of which `list` makes them: as many at a time as `most`, since
+/// lists of keys take memory. Items without a sequence are left out.
+///
+/// # Errors
+/// There is no host memory for the sequences or their tasks.
+pub(super) fn compute_listed<T>(
+    mut attention: Attention,
+    most: usize,
+    items: impl Iterator<Item = T>,
+    list: impl Fn(T) -> Result<Option<Sequence>, HostMemoryExhausted>,
+) -> Result<(), HostMemoryExhausted> {
+    let mut items = items.peekable();
+    while items.peek().is_some() {
+        attention.sequences = try_with_capacity(most)?;
+        for item in items.by_ref().take(most) {
+            attention.sequences.extend(list(item)?);
+        }
+        compute(&attention)?;
+    }
+    Ok(())
 }
 
 /// The query blocks of a call, each with the keys that some of its queries see.

@@ -11,7 +11,6 @@ use super::kv::listed_rows::ListedRows;
 use super::kv::{KeyValues, KvTensor, Storage};
 use super::schedule;
 use super::sequence::Sequence;
-use super::simd::Level;
 use super::tensor::input::InputTensor;
 use super::tensor::output::OutputTensor;
 use super::tensor::strided::{Sizes, WriteTensor};
@@ -57,24 +56,6 @@ pub(crate) unsafe fn run(
     contents: SparseContents<'_>,
     buffers: &Buffers<'_>,
 ) -> Result<(), HostMemoryExhausted> {
-    // SAFETY: the caller keeps this contract.
-    unsafe { run_under(Level::chosen(), problem, contents, buffers) }
-}
-
-/// Computes with one instruction set.
-///
-/// # Errors
-/// As for [`run`].
-///
-/// # Safety
-///
-/// As for [`run`].
-unsafe fn run_under(
-    level: Level,
-    problem: &SparseFlashProblem,
-    contents: SparseContents<'_>,
-    buffers: &Buffers<'_>,
-) -> Result<(), HostMemoryExhausted> {
     let [of_query, of_key] = [problem.sequences.query, problem.sequences.key].map(|room| room.layout);
     let (out, sizes) = buffers.out.rows(of_query);
     // SAFETY: the caller keeps this contract.
@@ -101,29 +82,22 @@ unsafe fn run_under(
         attention.sink = Some(try_collect((0..sizes.heads).map(|head| unsafe { sinks.read::<f32>(head) }))?);
     }
     let each = problem.sequences.each(contents);
-    let mut rows = each.flat_map(|sequence| (0..sequence.written).map(move |row| (sequence, row)));
-    loop {
-        attention.sequences = try_with_capacity(ROWS)?;
-        for (sequence, row) in rows.by_ref().take(ROWS) {
-            let storage = Storage::Listed(listed(problem, &contents, buffers.lists, (&sequence, row))?);
-            let number = sequence.first_query + row;
-            let place = match sizes.batch {
-                1 => (0, number),
-                _ => (number / sizes.rows.max(1), number % sizes.rows.max(1)),
-            };
-            let softmax = (buffers.softmax.as_ref())
-                // SAFETY: the caller keeps this contract.
-                .map(|outputs| outputs.map(|output| unsafe { softmax_row(&output, place) }));
-            let kv = latent_rows(key, rope, storage);
-            let (batch, row) = place;
-            let rows = (batch, 0, row..row + 1);
-            attention.sequences.push(Sequence::listed(rows, kv, softmax));
-        }
-        if attention.sequences.is_empty() {
-            return Ok(());
-        }
-        schedule::compute(level, &attention)?;
-    }
+    let rows = each.flat_map(|sequence| (0..sequence.written).map(move |row| (sequence, row)));
+    schedule::compute_listed(attention, ROWS, rows, |(sequence, row)| {
+        let storage = Storage::Listed(listed(problem, &contents, buffers.lists, (&sequence, row))?);
+        let number = sequence.first_query + row;
+        let place = match sizes.batch {
+            1 => (0, number),
+            _ => (number / sizes.rows.max(1), number % sizes.rows.max(1)),
+        };
+        let softmax = (buffers.softmax.as_ref())
+            // SAFETY: the caller keeps this contract.
+            .map(|outputs| outputs.map(|output| unsafe { softmax_row(&output, place) }));
+        let kv = latent_rows(key, rope, storage);
+        let (batch, row) = place;
+        let rows = (batch, 0, row..row + 1);
+        Ok(Some(Sequence::listed(rows, kv, softmax)))
+    })
 }
 
 /// Where the keys are that a row reads.
@@ -185,6 +159,7 @@ unsafe fn softmax_row(output: &TokenRows<'_>, (batch, row): (usize, usize)) -> W
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::simd::Level;
     use crate::kernel::tests::halves;
     use ascend_spec::DType;
     use ascend_spec::ops::sparse_sequences::{Room, SparseSequences, TokenLayout};
@@ -281,7 +256,7 @@ mod tests {
                 let numbers = [vec![rows as i64], vec![self.keys as i64], Vec::new()];
                 let contents = SparseContents::of(&numbers);
                 // SAFETY: the tensors are those of the problem, and live.
-                unsafe { run_under(level, &self.problem, contents, &buffers) }.unwrap();
+                level.with(|| unsafe { super::run(&self.problem, contents, &buffers) }).unwrap();
                 (out, softmax)
             })
         }

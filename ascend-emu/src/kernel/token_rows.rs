@@ -1,5 +1,6 @@
 //! The tensors of sparse attention, by the row: one row for each token and head.
 
+use super::kv::KvTensor;
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::quantised_rows::QuantisedRows;
 use super::tensor::strided::Sizes;
@@ -63,6 +64,23 @@ impl TokenRows<'_> {
         let (rows, sizes) = self.rows(layout);
         // SAFETY: the caller's promise.
         unsafe { InputTensor::new(self.base, &rows, sizes, self.types()) }
+    }
+
+    /// The keys or values of one head of the tensor, whose rows and sizes these are.
+    ///
+    /// # Safety
+    ///
+    /// Every element may be read as long as the value is used.
+    pub(super) unsafe fn head(&self, (rows, sizes): (Rows, Sizes), head: usize) -> KvTensor {
+        let view = View { offset: rows.view.at(0, head, 0), ..rows.view };
+        let (rows, sizes) = (Rows { view, ..rows }, Sizes { heads: 1, ..sizes });
+        KvTensor {
+            dim: sizes.dim,
+            // SAFETY: the caller's promise: the rows are those of one head of the tensor.
+            own: unsafe { InputTensor::new(self.base, &rows, sizes, self.types()) },
+            prefix: InputTensor::Absent,
+            rope: None,
+        }
     }
 
     /// The tensor of quantised rows, for queries of type `own`, to be read.

@@ -5,7 +5,8 @@
 use super::checked_call::{checked_call, declared_by_problem};
 use super::declared::DeclaredOperator;
 use super::launch::Launch;
-use crate::kernel::batch_mat_mul::{self, Matrices};
+use crate::kernel::batch_mat_mul;
+use crate::kernel::token_rows::TokenRows;
 use crate::status::Outcome;
 use ascend_spec::ops::batch_mat_mul::{Argument, Arguments, BatchMatMulProblem, Parameter, Version};
 use ascend_spec::{TensorDesc, batch_mat_mul_arguments};
@@ -48,8 +49,8 @@ impl DeclaredOperator for BatchMatMulOperator {
         let Arguments { self_: Some(left), mat2: Some(right), out: Some(out), .. } = &self.arguments else {
             return Ok(());
         };
-        let placed = |parameter: Parameter, desc| Matrices { desc, base: launch.base(parameter) };
-        let bytes = |matrices: &Matrices<'_>| {
+        let placed = |parameter: Parameter, desc| TokenRows { desc, base: launch.base(parameter) };
+        let bytes = |matrices: &TokenRows<'_>| {
             let range = matrices.desc.byte_range().unwrap_or(0..0);
             let base = matrices.base.addr();
             base.saturating_add(range.start as usize)..base.saturating_add(range.end as usize)

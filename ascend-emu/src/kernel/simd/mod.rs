@@ -220,6 +220,12 @@ enum Set {
     Neon(neon::Neon),
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The instruction set that a test tries on the thread.
+    static TRIED: std::cell::Cell<Option<Level>> = const { std::cell::Cell::new(None) };
+}
+
 impl Level {
     /// The best instruction set of this machine.
     pub(super) fn detect() -> Self {
@@ -238,8 +244,21 @@ impl Level {
 
     /// The instruction set that the environment selects, or else the best; selected at the first call.
     pub(super) fn chosen() -> Self {
+        #[cfg(test)]
+        if let Some(level) = TRIED.get() {
+            return level;
+        }
         static CHOSEN: OnceLock<Level> = OnceLock::new();
         *CHOSEN.get_or_init(|| Level::of_environment().unwrap_or_else(Level::detect))
+    }
+
+    /// Calls `body`, for which this is the chosen instruction set on the calling thread.
+    #[cfg(test)]
+    pub(super) fn with<T>(self, body: impl FnOnce() -> T) -> T {
+        TRIED.set(Some(self));
+        let done = body();
+        TRIED.set(None);
+        done
     }
 
     /// The instruction set with this name, if this machine has it.

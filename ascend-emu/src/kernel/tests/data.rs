@@ -5,7 +5,7 @@ use super::calls::compare::Written;
 use super::calls::contents::{arguments_of, fill, is_rows, reach};
 use crate::kernel::reference::{self, Inputs, Outputs};
 use crate::kernel::simd::Level;
-use crate::kernel::{Buffers, RunOptions, run_under};
+use crate::kernel::{Buffers, RunOptions, run_with};
 use ascend_spec::attention_problem::{AttentionProblem, Rows, TensorRole};
 use ascend_spec::ops::fused_infer_attention_score::{Argument, CheckedCall, Parameter};
 use ascend_spec::{DType, MaskGeometry};
@@ -131,7 +131,7 @@ impl Data {
         // SAFETY: the tensors have the sizes of the descriptors that the problem was made from, or what a test put
         // into their place together with its own views.
         self.with_buffers(|buffers| unsafe {
-            run_under(level, problem, buffers, &options).unwrap();
+            level.with(|| run_with(problem, buffers, &options)).unwrap();
         });
         self.working_memory = bytes.into_inner();
     }

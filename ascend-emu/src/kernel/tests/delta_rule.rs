@@ -174,12 +174,13 @@ impl Call {
             slots: &slots,
         };
         // SAFETY: the tensors are those of the problem, and live.
-        pool.install(|| unsafe {
+        let run = || unsafe {
             match form {
-                Form::Chunks => delta_chunks::run_under(level, &self.problem, (&self.runs, false), &buffers),
-                Form::Tokens => delta_rule::run_under(level, &self.problem, (&self.runs, false), &buffers),
+                Form::Chunks => delta_chunks::run(&self.problem, (&self.runs, false), &buffers),
+                Form::Tokens => delta_rule::run(&self.problem, (&self.runs, false), &buffers),
             }
-        });
+        };
+        pool.install(|| level.with(run));
         if form == Form::Tokens {
             let mut last = vec![nothing; sequences * state];
             for run in &self.runs {

@@ -3,9 +3,9 @@
 use super::data::levels;
 use super::flash_calls::{FlashCall, TARGET};
 use super::golden::{self, Golden, elements};
+use crate::kernel::Buffers;
 use crate::kernel::reference::{self, Inputs};
 use crate::kernel::simd::Level;
-use crate::kernel::{Buffers, RunOptions, run_under};
 use ascend_spec::attention_problem::{AttentionProblem, TensorRole, Work};
 use ascend_spec::geometry::{Lengths, Sparsity};
 use ascend_spec::ops::flash_attention_score::{Arguments, FlashAttentionCall, Parameter, Version};
@@ -30,7 +30,7 @@ pub(super) fn compute(data: &Data, problem: &AttentionProblem<'_>, level: Level)
     };
     // SAFETY: the tensors have the sizes of the descriptions that the problem was made from, but for a compressed
     // mask, which is not read.
-    unsafe { run_under(level, problem, &Buffers(&base), &RunOptions::default()) }.unwrap();
+    level.with(|| unsafe { crate::kernel::run(problem, &Buffers(&base)) }).unwrap();
     data.retain(|parameter, _| parameter.is_output());
     data
 }
