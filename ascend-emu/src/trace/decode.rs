@@ -4,7 +4,7 @@
 //! results of a call that succeeded. Handles are looked up and not followed.
 
 use super::json::Json;
-use super::value::{Element, Handle, Name, Pointee, Value};
+use super::value::{Handle, Name, Pointee, Value};
 use crate::descriptor::{
     BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar, TENSOR_LISTS, TENSORS,
 };
@@ -40,21 +40,17 @@ pub(super) unsafe fn argument(json: &mut Json, function: &str, name: &str, value
             // SAFETY: the caller's promise, since the function reads a text here.
             unsafe { self::text(json, text) }
         }
-        Value::Elements(element, array) => match count(name, arguments) {
+        Value::Elements(pointee, array) => match count(name, arguments) {
             // SAFETY: the caller's promise for an array and the argument that has its length.
-            Some(count) if !array.is_null() => unsafe { elements(json, element, array, count) },
+            Some(count) if !array.is_null() => unsafe { elements(json, pointee, array, count) },
             _ => json.address(array.addr()),
         },
-        Value::Out(pointee, array) if batch(name, arguments).is_some() && !array.is_null() => {
-            let count = batch(name, arguments).unwrap_or(0);
-            let bytes = pointee.bytes();
-            json.bounded(0..count, ARRAY, |json, at| {
-                // SAFETY: the caller's promise for an array and the argument that has its length.
-                unsafe { self::pointee(json, pointee, array.byte_add(at * bytes)) }
-            });
-        }
+        Value::Out(pointee, array) => match batch(name, arguments) {
+            // SAFETY: the caller's promise for an array and the argument that has its length.
+            Some(count) if !array.is_null() => unsafe { elements(json, pointee, array, count) },
+            _ => json.address(array.addr()),
+        },
         Value::Characters(text) => json.address(text.addr()),
-        Value::Out(_, to) => json.address(to.addr()),
         Value::Handle(kind, handle) => self::handle(json, kind, handle),
         ref plain => self::plain(json, plain),
     }
@@ -153,31 +149,17 @@ unsafe fn text(json: &mut Json, text: *const c_char) {
 
 /// # Safety
 ///
-/// `array` is valid for reading `count` elements.
-unsafe fn elements(json: &mut Json, element: Element, array: *const c_void, count: usize) {
-    /// # Safety
-    ///
-    /// `array` is valid for reading more than `index` elements.
-    unsafe fn read<T>(array: *const c_void, index: usize) -> T {
-        // SAFETY: the caller's promise; C may give an array any alignment.
-        unsafe { array.cast::<T>().add(index).read_unaligned() }
-    }
-    json.bounded(0..count, ARRAY, |json, index| match element {
-        // SAFETY: the array has this element, of the kind.
-        Element::Integer => json.integer(unsafe { read::<i64>(array, index) }),
-        // SAFETY: the array has this element, of the kind.
-        Element::Real => json.real(unsafe { read::<f32>(array, index) }),
-        // SAFETY: the array has this element; it is read as a byte, since a `bool` of C may hold what one of
-        // Rust may not.
-        Element::Flag => json.boolean(unsafe { read::<u8>(array, index) } != 0),
-        // SAFETY: the array has this element, of the kind.
-        Element::Handle => json.address(unsafe { read::<*const c_void>(array, index) }.addr()),
+/// `array` is valid for reading `count` values of the type.
+unsafe fn elements(json: &mut Json, pointee: Pointee, array: *const c_void, count: usize) {
+    json.bounded(0..count, ARRAY, |json, index| {
+        // SAFETY: the array has this value.
+        unsafe { self::pointee(json, pointee, array.byte_add(index * pointee.bytes())) }
     });
 }
 
 /// # Safety
 ///
-/// `at` is valid for reading a value of the type.
+/// `pointer` is valid for reading a value of the type.
 unsafe fn pointee(json: &mut Json, pointee: Pointee, pointer: *const c_void) {
     // SAFETY: the caller's promise; C may give it any alignment.
     unsafe {
@@ -187,6 +169,8 @@ unsafe fn pointee(json: &mut Json, pointee: Pointee, pointer: *const c_void) {
             Pointee::I64 => json.integer(pointer.cast::<i64>().read_unaligned()),
             Pointee::U64 => json.integer(pointer.cast::<u64>().read_unaligned()),
             Pointee::F32 => json.real(pointer.cast::<f32>().read_unaligned()),
+            // A `bool` of C may hold what one of Rust may not.
+            Pointee::Flag => json.boolean(pointer.cast::<u8>().read() != 0),
             Pointee::Pointer => json.address(pointer.cast::<*const c_void>().read_unaligned().addr()),
             Pointee::Enumeration(read) => name(json, read(pointer)),
         }

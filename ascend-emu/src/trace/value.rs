@@ -27,7 +27,7 @@ pub(crate) enum Value {
     Characters(*const c_char),
     Handle(Handle, usize),
     /// Elements that the function reads; another argument has their number.
-    Elements(Element, *const c_void),
+    Elements(Pointee, *const c_void),
     /// One value that the function writes.
     Out(Pointee, *const c_void),
     /// A value of another type, as Rust shows it.
@@ -59,16 +59,7 @@ pub(crate) enum Handle {
     BoolArray,
 }
 
-/// The element types of arrays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
-    Integer,
-    Real,
-    Flag,
-    Handle,
-}
-
-/// The types that a function writes through a pointer.
+/// The types that a function reads or writes through a pointer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pointee {
     I32,
@@ -76,6 +67,7 @@ pub(crate) enum Pointee {
     I64,
     U64,
     F32,
+    Flag,
     Pointer,
     Enumeration(unsafe fn(*const c_void) -> Name),
 }
@@ -84,6 +76,7 @@ impl Pointee {
     /// Bytes of one value.
     pub(super) fn bytes(self) -> usize {
         match self {
+            Pointee::Flag => 1,
             Pointee::I32 | Pointee::U32 | Pointee::F32 | Pointee::Enumeration(_) => 4,
             Pointee::I64 | Pointee::U64 | Pointee::Pointer => 8,
         }
@@ -147,11 +140,11 @@ known! {
     *mut aclFloatArray: handle => Value::Handle(Handle::FloatArray, handle.addr());
     *const aclBoolArray: handle => Value::Handle(Handle::BoolArray, handle.addr());
     *mut aclBoolArray: handle => Value::Handle(Handle::BoolArray, handle.addr());
-    *const i64: array => Value::Elements(Element::Integer, array.cast());
-    *const f32: array => Value::Elements(Element::Real, array.cast());
-    *const bool: array => Value::Elements(Element::Flag, array.cast());
-    *const *const aclTensor: array => Value::Elements(Element::Handle, array.cast());
-    *const *const aclScalar: array => Value::Elements(Element::Handle, array.cast());
+    *const i64: array => Value::Elements(Pointee::I64, array.cast());
+    *const f32: array => Value::Elements(Pointee::F32, array.cast());
+    *const bool: array => Value::Elements(Pointee::Flag, array.cast());
+    *const *const aclTensor: array => Value::Elements(Pointee::Pointer, array.cast());
+    *const *const aclScalar: array => Value::Elements(Pointee::Pointer, array.cast());
     *mut i32: to => Value::Out(Pointee::I32, to.cast_const().cast());
     *mut u32: to => Value::Out(Pointee::U32, to.cast_const().cast());
     *mut i64: to => Value::Out(Pointee::I64, to.cast_const().cast());
