@@ -4,10 +4,11 @@
 //! results of a call that succeeded. Handles are looked up and not followed.
 
 use super::json::Json;
-use super::value::{Handle, Name, Pointee, Value};
+use super::value::{Name, Pointee, Value};
 use crate::descriptor::{
     BOOL_ARRAYS, DescribedTensor, FLOAT_ARRAYS, INT_ARRAYS, MOST_ELEMENTS, SCALARS, Scalar, TENSOR_LISTS, TENSORS,
 };
+use crate::handle::Kind;
 use ascend_spec::{DType, Dims};
 use ascend_sys::bindings::{aclDataType, aclFormat};
 use half::{bf16, f16};
@@ -200,15 +201,15 @@ fn plain(json: &mut Json, value: &Value) {
 }
 
 /// Writes the contents of a handle, or the bare handle if no object has it.
-fn handle(json: &mut Json, kind: Handle, handle: usize) {
+fn handle(json: &mut Json, kind: Kind, handle: usize) {
     let raw: *const c_void = ptr::without_provenance(handle);
     match kind {
         _ if handle == 0 => json.null(),
-        Handle::Tensor => match TENSORS.get(raw) {
+        Kind::Tensor => match TENSORS.get(raw) {
             Ok(found) => tensor(json, Some(handle), &found.get()),
             Err(_) => json.address(handle),
         },
-        Handle::TensorList => match TENSOR_LISTS.get(raw) {
+        Kind::TensorList => match TENSOR_LISTS.get(raw) {
             Ok(list) => {
                 let members: Vec<_> = list.members(&TENSORS).collect();
                 json.bounded(members.iter(), LIST, |json, member| match member {
@@ -218,23 +219,23 @@ fn handle(json: &mut Json, kind: Handle, handle: usize) {
             }
             Err(_) => json.address(handle),
         },
-        Handle::IntArray => match INT_ARRAYS.get(raw) {
+        Kind::IntArray => match INT_ARRAYS.get(raw) {
             Ok(array) => json.bounded(array.iter(), ARRAY, |json, &value| json.integer(value)),
             Err(_) => json.address(handle),
         },
-        Handle::FloatArray => match FLOAT_ARRAYS.get(raw) {
+        Kind::FloatArray => match FLOAT_ARRAYS.get(raw) {
             Ok(array) => json.bounded(array.iter(), ARRAY, |json, &value| json.real(value)),
             Err(_) => json.address(handle),
         },
-        Handle::BoolArray => match BOOL_ARRAYS.get(raw) {
+        Kind::BoolArray => match BOOL_ARRAYS.get(raw) {
             Ok(array) => json.bounded(array.iter(), ARRAY, |json, &value| json.boolean(value)),
             Err(_) => json.address(handle),
         },
-        Handle::Scalar => match SCALARS.get(raw) {
+        Kind::Scalar => match SCALARS.get(raw) {
             Ok(found) => scalar(json, &found),
             Err(_) => json.address(handle),
         },
-        Handle::ScalarList => json.address(handle),
+        _ => json.address(handle),
     }
 }
 

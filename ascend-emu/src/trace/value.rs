@@ -3,6 +3,7 @@
 //! Method resolution chooses the trait, from the most special to the most general one, so that an argument of any
 //! type is traced.
 
+use crate::handle::Kind;
 use ascend_sys::Enumeration;
 use ascend_sys::bindings::{
     aclBoolArray, aclFloatArray, aclIntArray, aclScalar, aclScalarList, aclTensor, aclTensorList,
@@ -25,7 +26,7 @@ pub(crate) enum Value {
     Text(*const c_char),
     /// Characters that the function reads or writes.
     Characters(*const c_char),
-    Handle(Handle, usize),
+    Handle(Kind, usize),
     /// Elements that the function reads; another argument has their number.
     Elements(Pointee, *const c_void),
     /// One value that the function writes.
@@ -45,18 +46,6 @@ impl Name {
     pub(super) fn of(value: impl Enumeration) -> Self {
         Name { code: value.code(), name: value.name() }
     }
-}
-
-/// The kinds of descriptors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Handle {
-    Tensor,
-    TensorList,
-    Scalar,
-    ScalarList,
-    IntArray,
-    FloatArray,
-    BoolArray,
 }
 
 /// The types that a function reads or writes through a pointer.
@@ -126,20 +115,20 @@ known! {
     bool: flag => Value::Flag(flag);
     *const c_char: text => Value::Text(text);
     *mut c_char: text => Value::Characters(text);
-    *const aclTensor: handle => Value::Handle(Handle::Tensor, handle.addr());
-    *mut aclTensor: handle => Value::Handle(Handle::Tensor, handle.addr());
-    *const aclTensorList: handle => Value::Handle(Handle::TensorList, handle.addr());
-    *mut aclTensorList: handle => Value::Handle(Handle::TensorList, handle.addr());
-    *const aclScalar: handle => Value::Handle(Handle::Scalar, handle.addr());
-    *mut aclScalar: handle => Value::Handle(Handle::Scalar, handle.addr());
-    *const aclScalarList: handle => Value::Handle(Handle::ScalarList, handle.addr());
-    *mut aclScalarList: handle => Value::Handle(Handle::ScalarList, handle.addr());
-    *const aclIntArray: handle => Value::Handle(Handle::IntArray, handle.addr());
-    *mut aclIntArray: handle => Value::Handle(Handle::IntArray, handle.addr());
-    *const aclFloatArray: handle => Value::Handle(Handle::FloatArray, handle.addr());
-    *mut aclFloatArray: handle => Value::Handle(Handle::FloatArray, handle.addr());
-    *const aclBoolArray: handle => Value::Handle(Handle::BoolArray, handle.addr());
-    *mut aclBoolArray: handle => Value::Handle(Handle::BoolArray, handle.addr());
+    *const aclTensor: handle => Value::Handle(Kind::Tensor, handle.addr());
+    *mut aclTensor: handle => Value::Handle(Kind::Tensor, handle.addr());
+    *const aclTensorList: handle => Value::Handle(Kind::TensorList, handle.addr());
+    *mut aclTensorList: handle => Value::Handle(Kind::TensorList, handle.addr());
+    *const aclScalar: handle => Value::Handle(Kind::Scalar, handle.addr());
+    *mut aclScalar: handle => Value::Handle(Kind::Scalar, handle.addr());
+    *const aclScalarList: handle => Value::Handle(Kind::ScalarList, handle.addr());
+    *mut aclScalarList: handle => Value::Handle(Kind::ScalarList, handle.addr());
+    *const aclIntArray: handle => Value::Handle(Kind::IntArray, handle.addr());
+    *mut aclIntArray: handle => Value::Handle(Kind::IntArray, handle.addr());
+    *const aclFloatArray: handle => Value::Handle(Kind::FloatArray, handle.addr());
+    *mut aclFloatArray: handle => Value::Handle(Kind::FloatArray, handle.addr());
+    *const aclBoolArray: handle => Value::Handle(Kind::BoolArray, handle.addr());
+    *mut aclBoolArray: handle => Value::Handle(Kind::BoolArray, handle.addr());
     *const i64: array => Value::Elements(Pointee::I64, array.cast());
     *const f32: array => Value::Elements(Pointee::F32, array.cast());
     *const bool: array => Value::Elements(Pointee::Flag, array.cast());
@@ -238,7 +227,7 @@ mod tests {
         let text: *const c_char = c"x".as_ptr();
         assert!(matches!(value!(text), Value::Text(_)));
         let tensor: *const aclTensor = ptr::without_provenance(0xb1);
-        assert!(matches!(value!(tensor), Value::Handle(Handle::Tensor, 0xb1)));
+        assert!(matches!(value!(tensor), Value::Handle(Kind::Tensor, 0xb1)));
         let executor: *mut aclOpExecutor = ptr::without_provenance_mut(0xb8);
         assert!(matches!(value!(executor), Value::Address(0xb8)));
         let out: *mut *mut aclOpExecutor = ptr::null_mut();
