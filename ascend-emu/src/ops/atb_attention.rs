@@ -1,7 +1,7 @@
 //! PagedAttention and SelfAttention of ATB.
 
 use super::attention::{Attention, AttentionCall, TruthValues};
-use super::launch::Launch;
+use super::declared::Launch;
 use crate::host_memory::try_repeat;
 use crate::status::Outcome;
 use ascend_spec::attention_problem::{AttentionProblem, MaskTensor, MaskUse};

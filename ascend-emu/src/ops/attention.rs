@@ -1,8 +1,7 @@
 //! Attention operators: a call that was checked, whether the kernels can compute it, and what a launch of it does.
 
 use super::contiguous::{gather, scatter};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use super::{attention_contents, attention_reads};
 use crate::config::{Check, check};
 use crate::elements::{Elements, Reader};

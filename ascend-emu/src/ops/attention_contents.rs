@@ -2,8 +2,7 @@
 //! costs little beside the attention itself, and runs in every mode: table entries are read once, a bias is read once
 //! more, a mask up to the first row that sees its own key, and a template at some places of two rows and the diagonal.
 
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use crate::finding_kind::FindingKind;
 use crate::kernel::{self, BlockIds, Buffers};
 use crate::status::Outcome;

@@ -9,8 +9,7 @@
 //! may be padding too: of these tensors only one that has no written byte at all is reported, and only if every
 //! sequence sees a key.
 
-use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch, ParameterOf};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
 use crate::kernel::{self, BlockIds, Buffers};
 use ascend_spec::attention_problem::{AttentionProblem, Counts, Cut, Grid, Rows, ScaleOffset, TensorRole};

@@ -1,8 +1,7 @@
 //! AttentionUpdate as an operator of the emulator.
 
 use super::contiguous::gather;
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::finding_kind::FindingKind;

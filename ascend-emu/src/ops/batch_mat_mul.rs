@@ -3,8 +3,7 @@
 //! `cubeMathType` makes no difference: factors are multiplied as they are, in single precision.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use crate::kernel::batch_mat_mul;
 use crate::kernel::token_rows::TokenRows;
 use crate::status::Outcome;

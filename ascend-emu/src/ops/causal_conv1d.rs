@@ -2,8 +2,7 @@
 
 use super::checked_call::{checked_call, declared_by_problem};
 use super::convolution::{ConvOperator, Parameters, convolves};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use crate::elements::{Elements, Reader};
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::causal_conv1d::{Argument, Arguments, CausalConvCall, Parameter, Version};

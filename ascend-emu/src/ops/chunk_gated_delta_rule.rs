@@ -3,9 +3,8 @@
 //! Chunks are computed in single precision; the kernel of the device rounds each product of a chunk to BF16.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
+use super::declared::{DeclaredOperator, Launch};
 use super::delta_rule::{DeltaOperator, Parameters, runs};
-use super::launch::Launch;
 use crate::elements::{Elements, Reader};
 use crate::kernel::delta_chunks;
 use crate::status::Outcome;

@@ -1,7 +1,6 @@
 //! What the emulated operators of causal convolution share.
 
-use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch, ParameterOf};
 use crate::elements::{Elements, Reader};
 use crate::finding_kind::FindingKind;
 use crate::kernel::convolution::{self, Buffers};

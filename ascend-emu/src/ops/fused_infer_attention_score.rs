@@ -1,8 +1,8 @@
 //! FusedInferAttentionScore, versions 1 to 5.
 
 use super::attention::{Attention, AttentionCall};
+use super::declared::Launch;
 use super::entry_point::executor_of;
-use super::launch::Launch;
 use crate::descriptor::DescribedTensor;
 use crate::emulated_only;
 use crate::lints;

@@ -1,8 +1,7 @@
 //! GatherPaKvCache as an operator of the emulator.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use crate::elements::{Elements, Place, Reader};
 use crate::finding_kind::FindingKind;
 use crate::status::Outcome;

@@ -1,8 +1,7 @@
 //! KvQuantSparseFlashAttention as an operator of the emulator.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use super::listed_keys::{ListedKeys as _, attends_to_listed_keys, listed_keys};
 use ascend_spec::operator::WalkedTensors as _;
 use ascend_spec::ops::kv_quant_sparse_flash_attention::{

@@ -1,8 +1,7 @@
 //! LightningIndexer as an operator of the emulator.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch, ParameterOf};
 use super::sparse_contents;
 use crate::elements::Elements;
 use crate::kernel::element_view::ElementView;

@@ -1,7 +1,6 @@
 //! The keys that the lists of sparse attention name, which are known on the device alone.
 
-use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch, ParameterOf};
 use super::paged_tokens::{read_tokens, read_whole};
 use super::sparse_contents;
 use crate::elements::{Elements, NamedTensor, Reader};

@@ -23,7 +23,6 @@ mod gather_pa_kv_cache;
 mod incre_flash_attention;
 mod inplace_fused_causal_conv1d;
 mod kv_quant_sparse_flash_attention;
-mod launch;
 mod lightning_indexer;
 mod listed_keys;
 mod nsa_compress;

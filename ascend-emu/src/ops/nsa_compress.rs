@@ -1,8 +1,7 @@
 //! NsaCompress as an operator of the emulator.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use super::paged_tokens::read_whole;
 use crate::elements::{Elements, Reader};
 use crate::kernel::compression::{self, Buffers};

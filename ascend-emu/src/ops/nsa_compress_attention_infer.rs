@@ -1,8 +1,7 @@
 //! NsaCompressAttentionInfer as an operator of the emulator.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use super::paged_tokens::{inspect_table, read_tokens, read_whole};
 use crate::elements::Reader;
 use crate::kernel::element_view::ElementView;

@@ -1,7 +1,6 @@
 //! The tokens of a paged cache that a launch reads, which block tables on the device name.
 
-use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch, ParameterOf};
 use crate::elements::{Elements, NamedTensor, Place, Reader};
 use crate::finding_kind::FindingKind;
 use crate::status::Outcome;

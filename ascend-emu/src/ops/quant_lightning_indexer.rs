@@ -1,8 +1,7 @@
 //! QuantLightningIndexer as an operator of the emulator.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use super::lightning_indexer::choose;
 use super::sparse_contents;
 use crate::elements::Elements;

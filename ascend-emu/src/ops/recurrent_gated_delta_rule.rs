@@ -1,9 +1,8 @@
 //! RecurrentGatedDeltaRule as an operator of the emulator.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
+use super::declared::{DeclaredOperator, Launch};
 use super::delta_rule::{DeltaOperator, Parameters, runs};
-use super::launch::Launch;
 use crate::elements::{Elements, Reader};
 use crate::kernel::delta_rule;
 use crate::status::Outcome;

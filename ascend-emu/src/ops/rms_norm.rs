@@ -1,8 +1,7 @@
 //! RmsNorm as an operator of the emulator.
 
 use super::checked_call::{checked_call, declared_by_problem};
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use crate::kernel::element_view::ElementView;
 use crate::kernel::rms_norm::{self, Buffers};
 use crate::status::Outcome;

@@ -1,7 +1,6 @@
 //! ScatterPaKvCache as an operator of the emulator.
 
-use super::declared::DeclaredOperator;
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch};
 use crate::config::{Check, check};
 use crate::descriptor::DescribedTensor;
 use crate::elements::{Elements, Place};

@@ -1,7 +1,6 @@
 //! Lengths and block tables of sparse attention, which are known on the device alone.
 
-use super::declared::{DeclaredOperator, ParameterOf};
-use super::launch::Launch;
+use super::declared::{DeclaredOperator, Launch, ParameterOf};
 use crate::elements::Elements;
 use crate::finding_kind::FindingKind;
 use crate::status::Outcome;
