@@ -88,12 +88,15 @@ impl Operation {
     /// # Errors
     /// Why ATB makes no such operation.
     pub fn check(&self) -> Result<(), Refusal> {
-        let (name, target) = (self.name(), context::machine().target);
-        called(name, || match *self {
-            Operation::Attention { parameters, .. } => {
-                parameters.check(target).map_err(|why| of_operator(name, why.into()))
+        let name = self.name();
+        called(name, || {
+            let target = context::machine().target;
+            match *self {
+                Operation::Attention { parameters, .. } => {
+                    parameters.check(target).map_err(|why| of_operator(name, why.into()))
+                }
+                Operation::ReshapeAndCache { keys_alone, .. } => check_siso(name, keys_alone, target.soc),
             }
-            Operation::ReshapeAndCache { keys_alone, .. } => check_siso(name, keys_alone, target.soc),
         })
     }
 
