@@ -1,6 +1,7 @@
 //! Enumerations whose variants have names that messages and variables give them.
 
-/// Defines an enumeration from the name of each variant: `ALL`, `name` and, from the name, `FromStr`.
+/// Defines an enumeration with a name for each variant: `ALL` lists them, `name` names one, and `FromStr` finds it by
+/// its name.
 macro_rules! named_enum {
     (
         $(#[$meta:meta])*
@@ -14,10 +15,10 @@ macro_rules! named_enum {
         }
 
         impl $name {
-            /// Every one, in order.
+            /// Every variant, in the order of their declaration.
             $visibility const ALL: &'static [$name] = &[$( $name::$variant ),*];
 
-            /// The name of it.
+            /// The name of the variant.
             $visibility fn name(self) -> &'static str {
                 match self {
                     $( $name::$variant => $text, )*

@@ -90,8 +90,8 @@ pub(super) fn compute(attention: &Attention) -> Result<usize, HostMemoryExhauste
     Ok(bytes + of_splits.sum::<usize>())
 }
 
-/// Computes a call whose sequences are those of `items`, of which `list` makes them: as many at a time as `most`, since
-/// lists of keys take memory. Items without a sequence are left out.
+/// Computes a call whose sequences `list` makes of `items`, at most `most` at a time, since their lists of keys take
+/// memory. An item may have no sequence.
 ///
 /// # Errors
 /// There is no host memory for the sequences or their tasks.

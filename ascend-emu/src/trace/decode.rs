@@ -235,6 +235,7 @@ fn handle(json: &mut Json, kind: Kind, handle: usize) {
             Ok(found) => scalar(json, &found),
             Err(_) => json.address(handle),
         },
+        // Scalars of a list are not shown.
         _ => json.address(handle),
     }
 }
