@@ -242,7 +242,7 @@ fn extents(sizes: [usize; 4]) -> Extents {
 }
 
 /// A dimension of a description as a size; a negative one counts as 0.
-fn size(value: i64) -> usize {
+pub(crate) fn size(value: i64) -> usize {
     usize::try_from(value).unwrap_or(0)
 }
 

@@ -1,7 +1,8 @@
 //! Packed causal sequences whose rows are divided between two cards: sparse modes 7 and 8.
 
 use super::SparseMode;
-use super::sparsity::{Lengths, Sparsity};
+use super::lengths::Lengths;
+use super::sparsity::Sparsity;
 use std::ops::Range;
 
 /// Packed causal sequences whose rows are divided between two cards: the first one has the rows in front of the cut,

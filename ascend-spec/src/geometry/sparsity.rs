@@ -1,54 +1,8 @@
 //! A whole call: the geometry of each of its sequences.
 
-use super::MaskGeometry;
 use super::sparse_mode::TOKENS_UNBOUNDED;
+use super::{Lengths, MaskGeometry};
 use crate::SparseMode;
-
-/// How the sequences of a call are arranged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lengths<'a> {
-    /// Every sequence has the same number of rows and of keys.
-    Dense {
-        /// Number of sequences.
-        batch: usize,
-        /// Query rows of each.
-        q_len: u64,
-        /// Keys of each.
-        kv_len: u64,
-    },
-    /// Sequences one after another: the ends of their rows and of their keys, cumulative, without a leading 0.
-    Packed {
-        /// `actualSeqQLen`.
-        q_ends: &'a [i64],
-        /// `actualSeqKvLen`.
-        kv_ends: &'a [i64],
-    },
-}
-
-impl Lengths<'_> {
-    /// Number of sequences.
-    pub fn batch(&self) -> usize {
-        match self {
-            Lengths::Dense { batch, .. } => *batch,
-            Lengths::Packed { q_ends, .. } => q_ends.len(),
-        }
-    }
-
-    /// Rows and keys of sequence `b`; 0 where the ends do not ascend, or there is no such sequence.
-    pub fn of(&self, b: usize) -> (u64, u64) {
-        let between = |ends: &[i64]| {
-            let end = ends.get(b).copied().unwrap_or(0);
-            let start = b.checked_sub(1).and_then(|before| ends.get(before));
-            let start = start.copied().unwrap_or(0).max(0);
-            u64::try_from(end.saturating_sub(start)).unwrap_or(0)
-        };
-        match *self {
-            Lengths::Dense { batch, q_len, kv_len } if b < batch => (q_len, kv_len),
-            Lengths::Dense { .. } => (0, 0),
-            Lengths::Packed { q_ends, kv_ends } => (between(q_ends), between(kv_ends)),
-        }
-    }
-}
 
 /// The arguments of a call that determine which keys its rows see, for every mode of every operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

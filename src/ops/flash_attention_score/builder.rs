@@ -236,8 +236,7 @@ impl FlashAttention {
         let api = context.runtime().api();
         let (version, problem) = versions::choose(api, context.target()?, call, &self.allowed)?;
         if self.scale.is_none() {
-            let dim = i64::try_from(problem.head_dim).unwrap_or(i64::MAX);
-            return Err(no_scale(dim));
+            return Err(no_scale(problem.head_dim));
         }
         if problem.work == Work::Nothing {
             return Err(no_elements(query));

@@ -1,8 +1,8 @@
 //! A call that holds every rule, resolved to what it computes.
 
-use super::{Bias, FlashAttentionCall, InputLayout, MaskKind, PackedLengths, Sequence, SoftmaxOrder, Version};
-use crate::attention_problem::Work;
-use crate::{MaskGeometry, SparseMode, Target, TensorDesc};
+use super::{Bias, FlashAttentionCall, InputLayout, MaskKind, Sequence, SoftmaxOrder, Version};
+use crate::attention_problem::{Work, size};
+use crate::{Lengths, MaskGeometry, SparseMode, Target, TensorDesc};
 
 /// A call that holds every rule: sizes, lengths and visibility, ready to compute.
 ///
@@ -22,24 +22,24 @@ pub struct FlashAttentionProblem<'a> {
     pub work: Work,
     /// Axis orders.
     pub layout: InputLayout,
-    /// Number of sequences, including those without rows.
-    pub batch: usize,
+    /// Number of sequences as the host counts them: of packed sequences that are run as a batch only those with rows.
+    pub(super) batch: i64,
     /// Query heads.
-    pub heads: usize,
+    pub heads: i64,
     /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
+    pub kv_heads: i64,
     /// Rows of the longest query, and of every query with a batch axis.
-    pub q_rows: usize,
+    pub q_rows: i64,
     /// Keys of the longest sequence, and of every sequence with a batch axis.
-    pub kv_rows: usize,
+    pub kv_rows: i64,
     /// Head dimension of query and key, without the rotary part.
-    pub head_dim: usize,
+    pub head_dim: i64,
     /// Head dimension of value and output.
-    pub value_dim: usize,
+    pub value_dim: i64,
     /// Head dimension of the rotary parts; 0 without them.
-    pub rope_dim: usize,
-    /// Ends of packed sequences; `None` with a batch axis.
-    pub packed: Option<PackedLengths<'a>>,
+    pub rope_dim: i64,
+    /// Rows and keys of each sequence, including those without rows.
+    pub lengths: Lengths<'a>,
     /// Whether the host runs packed sequences, which are of one length, as a batch.
     pub as_batch: bool,
     /// Sparse mode in force: mode 5 with a prefix that is dropped is mode 1.
@@ -58,8 +58,40 @@ pub struct FlashAttentionProblem<'a> {
 }
 
 impl<'a> FlashAttentionProblem<'a> {
+    /// A problem of size 0.
+    pub(super) fn without_work(
+        call: FlashAttentionCall<'a>,
+        version: Version,
+        target: Target,
+        layout: InputLayout,
+    ) -> Self {
+        FlashAttentionProblem {
+            call,
+            version,
+            target,
+            work: Work::Nothing,
+            layout,
+            batch: 0,
+            heads: 0,
+            kv_heads: 0,
+            q_rows: 0,
+            kv_rows: 0,
+            head_dim: 0,
+            value_dim: 0,
+            rope_dim: 0,
+            lengths: Lengths::Dense { batch: 0, q_len: 0, kv_len: 0 },
+            as_batch: false,
+            mode: SparseMode::DefaultMask,
+            mask: MaskKind::None,
+            bias: Bias::None,
+            zeroes_masked_rows: false,
+            cut_sequence: None,
+            softmax_order: SoftmaxOrder::Batches,
+        }
+    }
+
     /// Query heads that share one key head.
-    pub fn group(&self) -> usize {
+    pub fn group(&self) -> i64 {
         self.heads / self.kv_heads.max(1)
     }
 
@@ -73,32 +105,30 @@ impl<'a> FlashAttentionProblem<'a> {
         let axis = self.layout.row_axis();
         let rows_of = |desc: Option<TensorDesc>| {
             let rows = desc.and_then(|desc| desc.shape.get(axis).copied());
-            rows.and_then(|rows| usize::try_from(rows).ok()).unwrap_or(0)
+            rows.map_or(0, size)
         };
         (rows_of(self.call.query), rows_of(self.call.key))
     }
 
+    /// Packed sequences, unless the host runs them as a batch.
+    pub(super) fn unequal(&self) -> Option<Lengths<'a>> {
+        (self.layout.is_packed() && !self.as_batch).then_some(self.lengths)
+    }
+
+    /// Query rows and keys of all sequences together, where they are packed.
+    pub(super) fn sums(&self) -> Option<(i64, i64)> {
+        self.layout.is_packed().then(|| self.lengths.sums())
+    }
+
     /// Where the rows and keys of each sequence are, in order.
     pub fn sequences(&self) -> impl Iterator<Item = Sequence> + 'a {
-        let of_batch = Sequence { q_len: self.q_rows, kv_len: self.kv_rows, ..Sequence::default() };
-        let scores = (self.q_rows as u64).saturating_mul(self.kv_rows as u64);
-        let batch = match self.packed {
-            Some(_) => 0,
-            None => self.batch,
-        };
-        let dense = (0..batch).map(move |index| Sequence {
-            index,
-            scores_before: (index as u64).saturating_mul(scores),
-            ..of_batch
-        });
-        let packed = self.packed.into_iter().flat_map(PackedLengths::sequences);
-        packed.chain(dense)
+        self.lengths.sequences()
     }
 
     /// Whether rows after the last packed sequence are filled with 0. Without a mark for them, arrays that end with
     /// 0, they are not written.
     pub fn fills_tail(&self) -> bool {
-        self.packed.is_some_and(PackedLengths::end_with_zero)
+        self.lengths.end_with_zero()
     }
 
     /// The keys that each row of a sequence sees, before a full mask hides some of them.
@@ -120,7 +150,7 @@ impl<'a> FlashAttentionProblem<'a> {
     /// those without rows have no entry.
     fn prefix(&self, sequence: &Sequence) -> i64 {
         let entry = match self.as_batch {
-            true => sequence.q_first / self.q_rows.max(1),
+            true => sequence.q_first / size(self.q_rows).max(1),
             false => sequence.index,
         };
         let prefix = self.call.prefix.unwrap_or_default();
@@ -148,14 +178,8 @@ impl<'a> FlashAttentionProblem<'a> {
 
     /// Number of bits that `dropMask` must have: one for each score of each head.
     pub fn drop_bits(&self) -> u64 {
-        let scores = |rows: u64, keys: u64| rows.saturating_mul(keys);
-        let all = match self.packed {
-            Some(packed) => packed
-                .sequences()
-                .fold(0u64, |all, sequence| all.saturating_add(scores(sequence.q_len as u64, sequence.kv_len as u64))),
-            None => scores(self.q_rows as u64, self.kv_rows as u64).saturating_mul(self.batch as u64),
-        };
-        all.saturating_mul(self.heads as u64)
+        let bits = self.lengths.scores().saturating_mul(i128::from(self.heads));
+        u64::try_from(bits).unwrap_or(u64::MAX)
     }
 
     /// Number of bytes in a `dropMask` of `bits` bits: the operator loads 16 bytes at once.

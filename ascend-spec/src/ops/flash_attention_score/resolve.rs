@@ -4,7 +4,7 @@ use super::bias::BiasForm;
 use super::{Bias, FlashAttentionProblem, MaskKind, Sequence, SoftmaxOrder, Work};
 use crate::attention_problem::{
     AttentionProblem, BiasRows, BiasTensor, ByteRange, Counts, Cuts, DropRows, Dropout, Grid, KeyValue, MaskRows,
-    MaskUse, Rows, SequenceLengths, SequenceTerms, Slopes, SmallTensor, SoftmaxOutputs, SoftmaxRows, TensorRole,
+    MaskUse, Rows, SequenceLengths, SequenceTerms, Slopes, SmallTensor, SoftmaxOutputs, SoftmaxRows, TensorRole, size,
 };
 use crate::{DType, MaskGeometry, TensorDesc, View, Violation};
 
@@ -43,7 +43,7 @@ impl<'a> FlashAttentionProblem<'a> {
     /// sequences they have.
     pub fn attention(&self) -> Result<AttentionProblem<'a>, Violation> {
         let batch = match self.work {
-            Work::Attend => self.batch,
+            Work::Attend => self.lengths.batch(),
             Work::Fill => self.layout.batch_axis().map_or(1, |axis| self.out_size(axis)),
             Work::Nothing => 0,
         };
@@ -59,8 +59,8 @@ impl<'a> FlashAttentionProblem<'a> {
     /// Size of an axis of the output.
     fn out_size(&self, axis: usize) -> usize {
         let out = self.call.attention_out.as_ref();
-        let size = out.and_then(|out| out.shape.get(axis).copied());
-        size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0)
+        let of_axis = out.and_then(|out| out.shape.get(axis).copied());
+        of_axis.map_or(0, size)
     }
 
     /// A problem that has only the tokens of the call.
@@ -74,10 +74,10 @@ impl<'a> FlashAttentionProblem<'a> {
     fn attend(&self) -> Result<AttentionProblem<'a>, Violation> {
         let call = &self.call;
         // The rows of a marked tail are one more sequence.
-        let mut sequences = listed(self.batch + 1, self.sequences())?;
+        let mut sequences = listed(self.lengths.batch() + 1, self.sequences())?;
         sequences.extend(self.tail(sequences.last()));
         let terms = listed(sequences.len(), sequences.iter().map(|sequence| self.terms(sequence)))?;
-        let is_packed = self.packed.is_some();
+        let is_packed = self.layout.is_packed();
         let lengths = |len: fn(&Sequence) -> usize| -> Result<SequenceLengths<'a>, Violation> {
             Ok(match is_packed {
                 // Sums of the lengths are used, since the given ends may descend.
@@ -93,9 +93,9 @@ impl<'a> FlashAttentionProblem<'a> {
             SequenceLengths::Ends(ends) => ends.last().map_or(0, |&end| end as usize),
             _ => rows,
         };
-        let query_rows = total(&query_lengths, self.q_rows);
-        let key_rows = total(&key_lengths, self.kv_rows);
-        let rows = |desc: &Option<TensorDesc>, dim: usize| self.rows(desc.as_ref(), dim);
+        let query_rows = total(&query_lengths, size(self.q_rows));
+        let key_rows = total(&key_lengths, size(self.kv_rows));
+        let rows = |desc: &Option<TensorDesc>, dim: i64| self.rows(desc.as_ref(), dim);
         let rope = |desc: &Option<TensorDesc>| {
             let desc = desc.as_ref().filter(|_| self.rope_dim > 0)?;
             Some(self.rows(Some(desc), self.rope_dim))
@@ -103,13 +103,13 @@ impl<'a> FlashAttentionProblem<'a> {
         Ok(AttentionProblem {
             work: Work::Attend,
             batch: sequences.len(),
-            heads: self.heads,
-            kv_heads: self.kv_heads,
+            heads: size(self.heads),
+            kv_heads: size(self.kv_heads),
             query_rows,
             key_rows,
-            head_dim: self.head_dim,
-            value_dim: self.value_dim,
-            rope_dim: self.rope_dim,
+            head_dim: size(self.head_dim),
+            value_dim: size(self.value_dim),
+            rope_dim: size(self.rope_dim),
             packed: is_packed,
             scale: self.scale(),
             query_lengths,
@@ -136,7 +136,7 @@ impl<'a> FlashAttentionProblem<'a> {
                 let end = start.saturating_add(self.drop_bits().div_ceil(8));
                 Dropout { bytes: ByteRange { start, end }, keep_prob: call.keep_prob }
             }),
-            softmax: Some(self.softmax(is_packed, self.heads)),
+            softmax: Some(self.softmax(is_packed, size(self.heads))),
             terms,
             first: KeyValue {
                 list_index: 0,
@@ -184,7 +184,7 @@ impl<'a> FlashAttentionProblem<'a> {
             value_dim,
             packed: self.layout.is_packed(),
             query: self.rows(call.query.as_ref(), 0),
-            out: self.rows(out, value_dim),
+            out: self.rows(out, i64::try_from(value_dim).unwrap_or(i64::MAX)),
             terms: listed(batch, terms)?,
             softmax: Some(self.softmax(self.layout.is_packed(), heads)),
             ..self.blank()
@@ -208,7 +208,7 @@ impl<'a> FlashAttentionProblem<'a> {
     }
 
     fn terms(&self, sequence: &Sequence) -> SequenceTerms {
-        let heads = self.heads;
+        let heads = size(self.heads);
         let mask = match (self.mask, self.call.mask()) {
             (MaskKind::Full(form), Some(mask)) => {
                 let [first, head, row] = steps(|n, i| form.element(sequence, (n, heads), i, 0));
@@ -273,7 +273,7 @@ impl<'a> FlashAttentionProblem<'a> {
         let bias = in_order(self.call.real_shift.as_ref()?);
         Some(BiasTensor {
             rows: Rows::none(bias.dtype),
-            sizes: [self.batch, self.heads, self.q_rows, self.kv_rows],
+            sizes: [self.lengths.batch(), size(self.heads), size(self.q_rows), size(self.kv_rows)],
             before_scale,
         })
     }
@@ -288,8 +288,7 @@ impl<'a> FlashAttentionProblem<'a> {
         Some(Slopes { grid: by_head(TensorRole::Bias, slopes, (batch.unwrap_or(0), head)), root, key_offset: 0 })
     }
 
-    fn rows(&self, desc: Option<&TensorDesc>, dim: usize) -> Rows {
-        let dim = i64::try_from(dim).unwrap_or(i64::MAX);
+    fn rows(&self, desc: Option<&TensorDesc>, dim: i64) -> Rows {
         let view = desc.and_then(|desc| self.layout.view(desc, dim));
         Rows { view: view.unwrap_or(View::NONE), lanes: 0, dtype: desc.map_or(DType::Float, |desc| desc.dtype) }
     }

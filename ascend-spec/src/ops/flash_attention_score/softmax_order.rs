@@ -59,11 +59,11 @@ impl SoftmaxOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::flash_attention_score::PackedLengths;
+    use crate::Lengths;
 
     #[test]
     fn each_order_has_a_place_for_each_row() {
-        let lengths = PackedLengths { q_ends: &[2, 2, 5], kv_ends: &[1, 2, 3] };
+        let lengths = Lengths::Packed { q_ends: &[2, 2, 5], kv_ends: &[1, 2, 3] };
         let heads = 2;
         let places = |order: SoftmaxOrder| -> Vec<usize> {
             let of_sequence = |sequence: Sequence| {

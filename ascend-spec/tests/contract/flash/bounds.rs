@@ -26,7 +26,7 @@ fn ends(count: usize) -> impl Iterator<Item = usize> + Clone {
 /// Asks for what a kernel computes: it touches the tensors alone, and says of each sequence what the problem says.
 fn resolved_stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
     let Ok(resolved) = p.attention() else {
-        assert!(p.batch > 1 << 20, "{id}");
+        assert!(p.lengths.batch() > 1 << 20, "{id}");
         return;
     };
     resolved.touches(&mut |role, range| {
@@ -35,15 +35,16 @@ fn resolved_stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
         let (range, all) = (range.expect("memory"), desc.byte_range().expect("memory"));
         assert!(all.start <= range.start && range.end <= all.end, "{id}: {role:?}");
     });
+    let heads = p.heads as usize;
     for of in p.sequences().take(64) {
         let terms = resolved.terms_of(of.index).expect("terms of each sequence");
         assert_eq!(terms.geometry, p.geometry(&of), "{id}");
-        for (head, i) in ends(p.heads).flat_map(|n| ends(of.q_len).map(move |i| (n, i))) {
+        for (head, i) in ends(heads).flat_map(|n| ends(of.q_len).map(move |i| (n, i))) {
             let softmax = terms.softmax;
             let row = softmax.first + head as i64 * softmax.head + i as i64 * softmax.row;
-            assert_eq!(row as usize, p.softmax_order.element(&of, p.heads, head, i), "{id}");
+            assert_eq!(row as usize, p.softmax_order.element(&of, heads, head, i), "{id}");
             for j in ends(of.kv_len) {
-                let heads = (head, p.heads);
+                let heads = (head, heads);
                 if let (MaskKind::Full(form), Some(mask)) = (p.mask, terms.mask) {
                     let element = mask.of_head(head).element(i, j);
                     assert_eq!(element, Some(form.element(&of, heads, i, j) as i64), "{id}");
@@ -73,7 +74,7 @@ fn stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
         assert!(of.kv_first + of.kv_len <= keys, "{id}: {of:?}");
         let geometry = p.geometry(&of);
         assert_eq!((geometry.q_len(), geometry.kv_len()), (of.q_len as u64, of.kv_len as u64));
-        for head in ends(p.heads) {
+        for head in ends(p.heads as usize) {
             for i in ends(of.q_len) {
                 row_stays_within(p, &of, head, i, id);
             }
@@ -82,8 +83,8 @@ fn stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
 }
 
 fn row_stays_within(p: &FlashAttentionProblem<'_>, of: &Sequence, head: usize, i: usize, id: &str) {
-    let heads = (head, p.heads);
-    let softmax = p.softmax_order.element(of, p.heads, head, i) + SoftmaxOrder::COPIES;
+    let heads = (head, p.heads as usize);
+    let softmax = p.softmax_order.element(of, heads.1, head, i) + SoftmaxOrder::COPIES;
     assert!(softmax as u64 <= elements(p.call.softmax_max), "{id}");
     if let Some(slope) = p.bias.slope(of, heads) {
         assert!(slope < elements(p.call.real_shift), "{id}");

@@ -2,7 +2,6 @@
 
 use super::{Report, lint};
 use crate::allowed::{Noted, Outcome};
-use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
@@ -36,12 +35,12 @@ pub(crate) fn keep_prob(call: &FlashAttentionCall<'_>) -> Result<(), Violation> 
     Ok(())
 }
 
-pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
-    let Some(mask) = f.call.drop_mask else {
+pub(crate) fn check(p: &FlashAttentionProblem<'_>) -> Result<(), Violation> {
+    let Some(mask) = p.call.drop_mask else {
         return Ok(());
     };
     DTYPE.takes(mask.dtype, DType::UInt8)?;
-    let bytes = f.scores().saturating_mul(i128::from(f.heads)).saturating_add(7) / 8;
+    let bytes = p.lengths.scores().saturating_mul(i128::from(p.heads)).saturating_add(7) / 8;
     let elements = i128::from(mask.elements().unwrap_or(0));
     SIZE.takes(Noted(elements, "bytes"), bytes..)
 }

@@ -2,12 +2,11 @@
 
 use super::{Report, lint};
 use crate::allowed::Outcome;
-use crate::attention_problem::lint_scale;
+use crate::attention_problem::{lint_scale, size};
 use crate::dtype::Names;
-use crate::ops::flash_attention_score::facts::Required;
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Dims, Target, TensorDesc, Violation};
+use crate::{DType, Dims, Lengths, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -63,13 +62,25 @@ rules! {
 }
 
 /// Most heads that the documents promise.
-const MOST_HEADS: usize = 256;
+const MOST_HEADS: i64 = 256;
 /// Most rows, and most keys: of a sequence, or of all where they are packed.
 const MOST_ROWS: usize = 1 << 20;
 /// Most sequences with a batch axis.
 const MOST_BATCH: usize = 2 << 20;
 /// Most packed sequences.
 const MOST_PACKED: usize = 20_000;
+
+/// The required arguments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Required<'a> {
+    pub(crate) query: &'a TensorDesc,
+    pub(crate) key: &'a TensorDesc,
+    pub(crate) value: &'a TensorDesc,
+    pub(crate) layout: &'a str,
+    pub(crate) softmax_max: &'a TensorDesc,
+    pub(crate) softmax_sum: &'a TensorDesc,
+    pub(crate) attention_out: &'a TensorDesc,
+}
 
 pub(crate) fn entry_point(version: Version, target: Target) -> Result<(), Violation> {
     require!(
@@ -140,17 +151,17 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         );
     }
     INNER_PRECISE.takes(call.inner_precise, 0..=2).report(report);
-    lint_scale(call.scale, [p.head_dim, p.rope_dim], [&SCALE, &SCALE_ZERO, &SCALE_INVERSE], report);
-    let most_batch = match p.packed {
-        Some(_) => MOST_PACKED,
-        None => MOST_BATCH,
+    lint_scale(call.scale, [p.head_dim, p.rope_dim].map(size), [&SCALE, &SCALE_ZERO, &SCALE_INVERSE], report);
+    let most_batch = match p.lengths {
+        Lengths::Packed { .. } => MOST_PACKED,
+        Lengths::Dense { .. } => MOST_BATCH,
     };
-    let (rows, keys) = p.axis_rows();
+    let (batch, (rows, keys)) = (p.lengths.batch(), p.axis_rows());
     lint!(
         report,
-        p.batch <= most_batch && p.heads <= MOST_HEADS && rows <= MOST_ROWS && keys <= MOST_ROWS,
+        batch <= most_batch && p.heads <= MOST_HEADS && rows <= MOST_ROWS && keys <= MOST_ROWS,
         LIMITS,
-        format_args!("{} sequences, {} heads, {rows} rows and {keys} keys", p.batch, p.heads),
+        format_args!("{batch} sequences, {} heads, {rows} rows and {keys} keys", p.heads),
         format_args!("at most {most_batch}, {MOST_HEADS}, {MOST_ROWS} and {MOST_ROWS}"),
     );
 }

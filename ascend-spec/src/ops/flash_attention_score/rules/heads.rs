@@ -1,8 +1,8 @@
 //! Numbers of heads, head dimensions, and sinks: one extra logit a head.
 
+use super::entry::Required;
 use crate::allowed::{MultiplesOf, Named, Noted};
-use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{FlashAttentionCall, InputLayout, Version};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, InputLayout, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Dims, Violation};
 
@@ -110,43 +110,43 @@ pub(crate) fn dims(layout: InputLayout, num_heads: i64, required: &Required<'_>)
 }
 
 /// Checks the heads of tensors that have elements.
-pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
-    let num_heads = f.call.num_heads;
-    let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
-    match f.layout.head_axis() {
+pub(crate) fn counts(p: &FlashAttentionProblem<'_>, required: &Required<'_>) -> Result<(), Violation> {
+    let num_heads = p.call.num_heads;
+    let size = |axis: usize| required.query.shape.get(axis).copied().unwrap_or(0);
+    match p.layout.head_axis() {
         None => {
-            let hidden = size(f.layout.last_axis());
+            let hidden = size(p.layout.last_axis());
             HIDDEN.takes(Noted(hidden, format_args!("for headNum {num_heads}")), MultiplesOf(num_heads))?;
         }
         // If packed sequences are run as a batch, the query is split into `headNum` heads.
         Some(axis) => require!(
-            f.as_batch || size(axis) == num_heads,
+            p.as_batch || size(axis) == num_heads,
             QUERY_HEADS,
-            format_args!("headNum {num_heads} for query {}", f.query.shape),
+            format_args!("headNum {num_heads} for query {}", required.query.shape),
             size(axis),
         ),
     }
     require!(
-        f.kv_heads > 0 && num_heads % f.kv_heads == 0,
+        p.kv_heads > 0 && num_heads % p.kv_heads == 0,
         GROUPS,
-        format_args!("{num_heads} and {}", f.kv_heads),
+        format_args!("{num_heads} and {}", p.kv_heads),
         "a number of key heads that divides that of query heads",
     );
-    let padded = matches!(f.layout, InputLayout::Bsh | InputLayout::Sbh | InputLayout::Bsnd);
-    let most_keys = match f.query.dtype {
+    let padded = matches!(p.layout, InputLayout::Bsh | InputLayout::Sbh | InputLayout::Bsnd);
+    let most_keys = match required.query.dtype {
         DType::Float => 1024,
         _ => 511,
     };
     let only_value_is_padded = padded
-        && f.kv_heads == num_heads
-        && f.dim == 88
-        && f.value_dim < 88
-        && f.value_dim != 72
-        && f.kv_rows > most_keys;
+        && p.kv_heads == num_heads
+        && p.head_dim == 88
+        && p.value_dim < 88
+        && p.value_dim != 72
+        && p.kv_rows > most_keys;
     require!(
         !only_value_is_padded,
         DIM_88,
-        format_args!("value heads of {} and {} keys", f.value_dim, f.kv_rows),
+        format_args!("value heads of {} and {} keys", p.value_dim, p.kv_rows),
         format_args!("72 or 88, or at most {most_keys} keys"),
     );
     Ok(())
@@ -154,9 +154,9 @@ pub(crate) fn counts(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Refuses packed sequences run as a batch whose query has another number of heads than `headNum`: the operator
 /// splits the query into `headNum` heads whatever its shape.
-pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
-    let heads = f.layout.head_axis().and_then(|axis| f.query.shape.get(axis));
-    match heads.is_none_or(|&heads| heads == f.heads) {
+pub(crate) fn computed(p: &FlashAttentionProblem<'_>, required: &Required<'_>) -> Result<(), Violation> {
+    let heads = p.layout.head_axis().and_then(|axis| required.query.shape.get(axis));
+    match heads.is_none_or(|&heads| heads == p.heads) {
         true => Ok(()),
         false => Err(Violation::unsupported(
             "a headNum that is not the number of heads of the query, which the operator does not compare where \
@@ -167,11 +167,11 @@ pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
 
 /// Refuses calls without keys whose query has another number of heads than `headNum`: the operator does not check it
 /// then, and fills outputs by its own count.
-pub(crate) fn computed_without_keys(f: &Facts<'_>) -> Result<(), Violation> {
-    let size = |axis: usize| f.query.shape.get(axis).copied().unwrap_or(0);
-    let fits = match f.layout.head_axis() {
-        Some(axis) => size(axis) == f.heads,
-        None => size(f.layout.last_axis()).checked_rem(f.heads) == Some(0),
+pub(crate) fn computed_without_keys(p: &FlashAttentionProblem<'_>, required: &Required<'_>) -> Result<(), Violation> {
+    let size = |axis: usize| required.query.shape.get(axis).copied().unwrap_or(0);
+    let fits = match p.layout.head_axis() {
+        Some(axis) => size(axis) == p.heads,
+        None => size(p.layout.last_axis()).checked_rem(p.heads) == Some(0),
     };
     match fits {
         true => Ok(()),
@@ -189,10 +189,10 @@ pub(crate) fn sink_dtype(call: &FlashAttentionCall<'_>) -> Result<(), Violation>
     Ok(())
 }
 
-pub(crate) fn sinks(f: &Facts<'_>) -> Result<(), Violation> {
-    let Some(sink) = f.call.sinks() else {
+pub(crate) fn sinks(p: &FlashAttentionProblem<'_>) -> Result<(), Violation> {
+    let Some(sink) = p.call.sinks() else {
         return Ok(());
     };
     SINK_DTYPE_SLOPES.takes(sink.dtype, DType::Float)?;
-    SINK_SHAPE.takes(sink.shape, Dims::of([f.heads]))
+    SINK_SHAPE.takes(sink.shape, Dims::of([p.heads]))
 }

@@ -1,8 +1,8 @@
 //! `inputLayout` and the axes of query, key and value.
 
+use super::entry::Required;
 use crate::allowed::{Noted, Rank, Shown};
-use crate::ops::flash_attention_score::facts::{Facts, Required};
-use crate::ops::flash_attention_score::{InputLayout, Parameter, Version};
+use crate::ops::flash_attention_score::{FlashAttentionProblem, InputLayout, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{TensorDesc, Violation};
 
@@ -94,9 +94,9 @@ pub(crate) fn batch(layout: InputLayout, required: &Required<'_>) -> Result<(), 
 
 /// Refuses a value with another layout than the key: the operator compares only their head dimensions, and reads the
 /// value as if it had the key's layout. Packed rows after the last sequence are not read.
-pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
-    let keys = f.sums().map(|(_, keys)| keys);
-    match lies_like(f.layout, &f.value, &f.key, keys) {
+pub(crate) fn computed(p: &FlashAttentionProblem<'_>, required: &Required<'_>) -> Result<(), Violation> {
+    let keys = p.sums().map(|(_, keys)| keys);
+    match lies_like(p.layout, required.value, required.key, keys) {
         true => Ok(()),
         false => Err(Violation::unsupported(
             "a value with another batch, other rows or other heads than the key, which the operator reads as if it \

@@ -1,10 +1,10 @@
 //! `actualSeqQLen` and `actualSeqKvLen`.
 
+use super::entry::Required;
 use super::{Report, lint};
-use crate::ops::flash_attention_score::facts::Required;
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, PackedLengths, Version};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
-use crate::{Dims, Violation};
+use crate::{Dims, Lengths, Violation};
 
 rules! {
     in Scope::ALL;
@@ -37,21 +37,17 @@ rules! {
 }
 
 /// Checks the lengths of packed sequences, and returns them.
-pub(crate) fn packed<'a>(
-    call: &FlashAttentionCall<'a>,
-    required: &Required<'_>,
-) -> Result<PackedLengths<'a>, Violation> {
+pub(crate) fn packed<'a>(call: &FlashAttentionCall<'a>, required: &Required<'_>) -> Result<Lengths<'a>, Violation> {
     let given = |ends: Option<&'a [i64]>, name: &str| {
         ends.filter(|ends| !ends.is_empty()).ok_or_else(|| {
             let given = format_args!("no {name}");
             REQUIRED.broken(given, "both arrays")
         })
     };
-    let lengths = PackedLengths {
-        q_ends: given(call.actual_seq_lengths, "actualSeqQLen")?,
-        kv_ends: given(call.actual_seq_lengths_kv, "actualSeqKvLen")?,
-    };
-    let (of_query, of_key) = (lengths.q_ends.len(), lengths.kv_ends.len());
+    let q_ends = given(call.actual_seq_lengths, "actualSeqQLen")?;
+    let kv_ends = given(call.actual_seq_lengths_kv, "actualSeqKvLen")?;
+    let lengths = Lengths::Packed { q_ends, kv_ends };
+    let (of_query, of_key) = (q_ends.len(), kv_ends.len());
     require!(of_query == of_key, COUNT, format_args!("{of_query} and {of_key}"), "as many of both",);
     let rows = |shape: &Dims| shape.first().copied().unwrap_or(0);
     let (query, key) = (rows(&required.query.shape), rows(&required.key.shape));
@@ -73,16 +69,16 @@ pub(crate) fn packed<'a>(
 }
 
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
-    let Some(lengths) = p.packed else {
+    let Lengths::Packed { q_ends, kv_ends } = p.lengths else {
         return;
     };
-    for (ends, name) in [(lengths.q_ends, "actualSeqQLen"), (lengths.kv_ends, "actualSeqKvLen")] {
+    for (ends, name) in [(q_ends, "actualSeqQLen"), (kv_ends, "actualSeqKvLen")] {
         let trailing = ends.iter().rev().take_while(|&&end| end == 0).count();
         let ends = ends.get(..ends.len() - trailing).unwrap_or(ends);
         let ascend = ends.is_sorted() && ends.first().is_none_or(|&first| first >= 0);
         lint!(report, ascend, ASCEND, name, "ends that do not descend");
     }
-    let (sum, _) = lengths.sums();
+    let (sum, _) = p.lengths.sums();
     let (rows, _) = p.axis_rows();
     let covered = usize::try_from(sum).is_ok_and(|sum| sum == rows);
     lint!(

@@ -2,10 +2,10 @@
 
 use super::{Report, lint, prefix};
 use crate::allowed::Outcome;
-use crate::ops::flash_attention_score::facts::Facts;
+use crate::attention_problem;
 use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Parameter, Sequence, Version};
 use crate::rule::{require, rules};
-use crate::{Change, DType, Dims, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation};
+use crate::{Change, DType, Dims, Lengths, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -44,8 +44,8 @@ rules! {
 const ALLOWED: &[DType] = &[DType::Bool, DType::UInt8];
 
 /// Checks mask and mode, and returns the mode in force and what the tensor is for.
-pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> {
-    let Some(mask) = f.call.mask() else {
+pub(crate) fn check(p: &FlashAttentionProblem<'_>) -> Result<(SparseMode, MaskKind), Violation> {
+    let Some(mask) = p.call.mask() else {
         return Ok((SparseMode::DefaultMask, MaskKind::None));
     };
     DTYPE.takes(mask.dtype, ALLOWED).fix(|| {
@@ -55,18 +55,18 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> 
         )
     })?;
     require!(matches!(mask.shape.rank(), 2 | 4), RANK, mask.shape, "two or four axes",);
-    let (operator, modes) = match f.unequal() {
+    let (operator, modes) = match p.unequal() {
         Some(_) => (Operator::FlashAttentionVarLenScore, "0 to 4, 6, 7, 8"),
         None => (Operator::FlashAttentionScore, "0 to 6"),
     };
-    let Some(mode) = operator.sparse_mode(f.call.sparse_mode) else {
-        return Err(MODE.broken(f.call.sparse_mode, modes));
+    let Some(mode) = operator.sparse_mode(p.call.sparse_mode) else {
+        return Err(MODE.broken(p.call.sparse_mode, modes));
     };
-    let full = full(f, mask);
+    let full = full(p, mask);
     // A mask of four axes is checked against the lengths even if it is a compressed one.
     let shape = match (mode.demand(), mask.shape.rank()) {
         (MaskDemand::Compressed(_), 2) => None,
-        _ => Some(full.ok_or_else(|| no_shape(f, mask))?),
+        _ => Some(full.ok_or_else(|| no_shape(p, mask))?),
     };
     let usage = match mode.demand() {
         MaskDemand::Compressed(template) => {
@@ -77,25 +77,27 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(SparseMode, MaskKind), Violation> 
         }
         _ => shape.map_or(MaskKind::None, MaskKind::Full),
     };
-    Ok((prefix::check(f, mode, mask)?, usage))
+    Ok((prefix::check(p, mode, mask)?, usage))
 }
 
 /// The layout of a mask of this shape, if it is a full one.
-fn full(f: &Facts<'_>, mask: &TensorDesc) -> Option<FullMask> {
-    let (rows, keys) = (f.q_rows, f.kv_rows);
+fn full(p: &FlashAttentionProblem<'_>, mask: &TensorDesc) -> Option<FullMask> {
+    let (rows, keys) = (p.q_rows, p.kv_rows);
     let size = |dim: i64| u64::try_from(dim).unwrap_or(0);
     let (row, one) = (size(keys), size(rows).saturating_mul(size(keys)));
     let batched = |batch, head| FullMask::Batched { batch, head, row };
     let shared = |b: i64, n: i64| b == 1 && n == 1;
     match mask.shape[..] {
         [s, t] if (s, t) == (rows, keys) => Some(batched(0, 0)),
-        [s, t] if f.sums() == Some((s, t)) => Some(FullMask::Diagonal { row: size(t) }),
-        [b, n, s, t] if (s, t) == (rows, keys) => match f.packed {
+        [s, t] if p.sums() == Some((s, t)) => Some(FullMask::Diagonal { row: size(t) }),
+        [b, n, s, t] if (s, t) == (rows, keys) => match p.lengths {
             _ if shared(b, n) => Some(batched(0, 0)),
-            Some(_) if b == f.batch && n == 1 => Some(FullMask::Packed { heads: false }),
-            Some(_) if b == f.batch && n == f.heads => Some(FullMask::Packed { heads: true }),
-            None if b == f.batch && n == 1 => Some(batched(one, 0)),
-            None if b == f.batch && n == f.heads => Some(batched(one.saturating_mul(size(f.heads)), one)),
+            Lengths::Packed { .. } if b == p.batch && n == 1 => Some(FullMask::Packed { heads: false }),
+            Lengths::Packed { .. } if b == p.batch && n == p.heads => Some(FullMask::Packed { heads: true }),
+            Lengths::Dense { .. } if b == p.batch && n == 1 => Some(batched(one, 0)),
+            Lengths::Dense { .. } if b == p.batch && n == p.heads => {
+                Some(batched(one.saturating_mul(size(p.heads)), one))
+            }
             _ => None,
         },
         _ => None,
@@ -103,11 +105,11 @@ fn full(f: &Facts<'_>, mask: &TensorDesc) -> Option<FullMask> {
 }
 
 #[cold]
-fn no_shape(f: &Facts<'_>, mask: &TensorDesc) -> Violation {
-    let (b, n, s, t) = (f.batch, f.heads, f.q_rows, f.kv_rows);
-    let of_all = f.sums().map_or(String::new(), |(rows, keys)| format!(", {}", Dims::of([rows, keys])));
+fn no_shape(p: &FlashAttentionProblem<'_>, mask: &TensorDesc) -> Violation {
+    let (b, n, s, t) = (p.batch, p.heads, p.q_rows, p.kv_rows);
+    let of_all = p.sums().map_or(String::new(), |(rows, keys)| format!(", {}", Dims::of([rows, keys])));
     SHAPE.broken(
-        format_args!("{} in mode {}", mask.shape, f.call.sparse_mode),
+        format_args!("{} in mode {}", mask.shape, p.call.sparse_mode),
         format_args!("[{s}, {t}], [1, 1, {s}, {t}], [{b}, 1, {s}, {t}], [{b}, {n}, {s}, {t}]{of_all}"),
     )
 }
@@ -121,11 +123,11 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         format_args!("sparseMode {} without a mask", call.sparse_mode),
         "0",
     );
-    if let (MaskKind::Full(FullMask::Packed { .. }), Some(lengths)) = (p.mask, p.packed) {
-        let longest = lengths.longest();
+    if let MaskKind::Full(FullMask::Packed { .. }) = p.mask {
+        let longest = p.lengths.longest();
         // If packed sequences are run as a batch, empty ones have no mask. Otherwise empty ones before others have
         // one that is not counted.
-        let filled = lengths.each().skip_while(|&pair| pair == longest);
+        let filled = p.lengths.each().skip_while(|&pair| pair == longest);
         let mut unequal = filled.skip_while(|&pair| pair == (0, 0));
         lint!(
             report,
@@ -151,15 +153,16 @@ impl FlashAttentionProblem<'_> {
         if !matches!(self.mode, SparseMode::DefaultMask | SparseMode::Prefix) {
             return Ok(());
         }
-        for sequence in self.sequences() {
+        let heads = attention_problem::size(self.heads);
+        for sequence in self.lengths.sequences() {
             let geometry = self.geometry(&sequence);
-            for head in 0..self.heads {
+            for head in 0..heads {
                 let (rows, keys) = (0..sequence.q_len, 0..sequence.kv_len);
                 let shown = rows
                     .flat_map(|i| keys.clone().map(move |j| (i, j)))
                     .filter(|&(i, j)| !geometry.sees(i as u64, j as u64))
                     .find(|&(i, j)| {
-                        let element = mask.element(&sequence, (head, self.heads), i, j);
+                        let element = mask.element(&sequence, (head, heads), i, j);
                         let element = usize::try_from(element).ok();
                         element.and_then(|element| hides.get(element)) == Some(&0)
                     });

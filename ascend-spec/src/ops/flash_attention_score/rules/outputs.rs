@@ -1,7 +1,7 @@
 //! Outputs: the attention, and maximum and sum of each row.
 
+use super::entry::Required;
 use super::{Report, lint};
-use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
@@ -21,15 +21,15 @@ rules! {
 }
 
 /// Checks shapes and types of the outputs.
-pub(crate) fn check(f: &Facts<'_>, required: &Required<'_>) -> Result<(), Violation> {
-    let out = f.layout.out_shape(f.query.shape, f.heads, f.value_dim);
+pub(crate) fn check(p: &FlashAttentionProblem<'_>, required: &Required<'_>) -> Result<(), Violation> {
+    let out = p.layout.out_shape(required.query.shape, p.heads, p.value_dim);
     require!(
-        required.attention_out.shape == out && required.attention_out.dtype == f.query.dtype,
+        required.attention_out.shape == out && required.attention_out.dtype == required.query.dtype,
         SHAPE,
         required.attention_out,
-        format_args!("{} {out}", f.query.dtype),
+        format_args!("{} {out}", required.query.dtype),
     );
-    let softmax = f.layout.softmax_shape(f.query.shape, f.heads);
+    let softmax = p.layout.softmax_shape(required.query.shape, p.heads);
     for (desc, name) in [(required.softmax_max, "softmaxMaxOut"), (required.softmax_sum, "softmaxSumOut")] {
         require!(
             desc.shape == softmax && desc.dtype == DType::Float,

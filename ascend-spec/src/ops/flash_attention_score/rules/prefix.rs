@@ -1,7 +1,6 @@
 //! `prefix` of modes 5 and 6.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::facts::Facts;
 use crate::ops::flash_attention_score::{FlashAttentionProblem, Version};
 use crate::rule::{require, rules};
 use crate::{SparseMode, TensorDesc, Violation};
@@ -42,49 +41,53 @@ fn bounds(rows: i64, keys: i64) -> Bounds {
 }
 
 /// Whether every sequence has a prefix within its bounds.
-fn is_valid(f: &Facts<'_>) -> bool {
-    let Some(prefix) = f.call.prefix else {
+fn is_valid(p: &FlashAttentionProblem<'_>) -> bool {
+    let Some(prefix) = p.call.prefix else {
         return false;
     };
     let within = |prefix: i64, bounds: Bounds| (bounds.least..=bounds.most).contains(&prefix);
-    let counted = i64::try_from(prefix.len()) == Ok(f.batch);
+    let counted = i64::try_from(prefix.len()) == Ok(p.batch);
     counted
-        && match f.unequal() {
+        && match p.unequal() {
             Some(lengths) => {
                 let mut each = prefix.iter().zip(lengths.each());
                 each.all(|(&prefix, (rows, keys))| within(prefix, bounds(rows, keys)))
             }
-            None => prefix.iter().all(|&prefix| within(prefix, bounds(f.q_rows, f.kv_rows))),
+            None => prefix.iter().all(|&prefix| within(prefix, bounds(p.q_rows, p.kv_rows))),
         }
 }
 
 /// Checks the prefix of a call with a mask, and returns the mode in force.
-pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: &TensorDesc) -> Result<SparseMode, Violation> {
+pub(crate) fn check(
+    p: &FlashAttentionProblem<'_>,
+    mode: SparseMode,
+    mask: &TensorDesc,
+) -> Result<SparseMode, Violation> {
     if !mode.reads_prefix() {
         return Ok(mode);
     }
-    let valid = is_valid(f);
+    let valid = is_valid(p);
     if mode == SparseMode::PrefixCompress {
-        require!(valid, VALUES, Given(f.call.prefix), wanted(f),);
+        require!(valid, VALUES, Given(p.call.prefix), wanted(p),);
         return Ok(mode);
     }
     if !valid {
         return Ok(SparseMode::AllMask);
     }
-    let for_each = mask.shape.rank() == 4 && mask.shape.first() == Some(&f.batch);
-    require!(f.batch == 1 || for_each, MASK_BATCH, mask.shape, format_args!("[{}, ..]", f.batch),);
+    let for_each = mask.shape.rank() == 4 && mask.shape.first() == Some(&p.batch);
+    require!(p.batch == 1 || for_each, MASK_BATCH, mask.shape, format_args!("[{}, ..]", p.batch),);
     Ok(mode)
 }
 
 /// A description of the valid prefixes. Packed sequences have different bounds, so it names those of the first one
 /// whose entry is outside.
 #[cold]
-fn wanted(f: &Facts<'_>) -> String {
-    let batch = f.batch;
-    let Some(lengths) = f.unequal() else {
-        return format!("{batch} entries, each of {}", bounds(f.q_rows, f.kv_rows));
+fn wanted(p: &FlashAttentionProblem<'_>) -> String {
+    let batch = p.batch;
+    let Some(lengths) = p.unequal() else {
+        return format!("{batch} entries, each of {}", bounds(p.q_rows, p.kv_rows));
     };
-    let given = f.call.prefix.unwrap_or_default();
+    let given = p.call.prefix.unwrap_or_default();
     if i64::try_from(given.len()) != Ok(batch) {
         return format!("{batch} entries, one for each sequence");
     }
@@ -118,7 +121,7 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         !asked || p.mode.reads_prefix(),
         IGNORED,
         Given(p.call.prefix),
-        format_args!("{} entries within each sequence's bounds", p.batch),
+        format_args!("{} entries within each sequence's bounds", p.lengths.batch()),
     );
     // PyTorch's extension passes an empty list where the caller gives none.
     lint!(report, asked || p.call.prefix.is_none_or(<[i64]>::is_empty), UNREAD, Given(p.call.prefix), "null",);

@@ -1,12 +1,12 @@
 //! Position bias: `realShift`, `pseType`, and the first positions that slopes use.
 
+use super::entry::Required;
 use super::{Report, lint};
 use crate::attention_problem::BiasLints;
 use crate::ops::flash_attention_score::bias::BiasForm;
-use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Dims, SparseMode, TensorDesc, Violation};
+use crate::{DType, Dims, Lengths, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::ALL;
@@ -117,9 +117,9 @@ pub(crate) fn known(call: &FlashAttentionCall<'_>) -> Result<(), Violation> {
 }
 
 /// Checks the bias for the mode in force, and returns its layout.
-pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> Result<Bias, Violation> {
-    let pse_type = f.call.pse_type;
-    let Some(bias) = given(&f.call) else {
+pub(crate) fn check(p: &FlashAttentionProblem<'_>) -> Result<Bias, Violation> {
+    let pse_type = p.call.pse_type;
+    let Some(bias) = given(&p.call) else {
         require!(
             pse_type == FlashAttentionCall::DEFAULT_PSE_TYPE,
             REQUIRED,
@@ -129,24 +129,24 @@ pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> Result<B
         return Ok(Bias::None);
     };
     if matches!(pse_type, 2 | 3) {
-        return slopes(f, bias, mask);
+        return slopes(p, bias);
     }
-    let causal = mask != MaskKind::None && is_causal(f, mode);
-    let form = match f.packed {
-        None => dense(f, bias, causal)?,
-        Some(_) => packed(f, bias, causal)?,
+    let causal = p.mask != MaskKind::None && is_causal(p);
+    let form = match p.lengths {
+        Lengths::Dense { .. } => dense(p, bias, causal)?,
+        Lengths::Packed { .. } => packed(p, bias, causal)?,
     };
     Ok(Bias::Tensor { before_scale: pse_type == FlashAttentionCall::DEFAULT_PSE_TYPE, form })
 }
 
 /// Whether the host treats the mode as causal.
-fn is_causal(f: &Facts<'_>, mode: SparseMode) -> bool {
-    let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
-    match mode {
+fn is_causal(p: &FlashAttentionProblem<'_>) -> bool {
+    let (pre, next) = (p.call.pre_tokens, p.call.next_tokens);
+    match p.mode {
         SparseMode::LeftUpCausal => true,
-        SparseMode::RightDownCausal => f.packed.is_some() || f.q_rows == f.kv_rows,
-        SparseMode::DefaultMask => pre >= f.q_rows && next == 0,
-        SparseMode::Band => f.packed.is_some() && pre >= f.kv_rows && next == 0,
+        SparseMode::RightDownCausal => p.layout.is_packed() || p.q_rows == p.kv_rows,
+        SparseMode::DefaultMask => pre >= p.q_rows && next == 0,
+        SparseMode::Band => p.layout.is_packed() && pre >= p.kv_rows && next == 0,
         _ => false,
     }
 }
@@ -155,25 +155,25 @@ fn size(dim: i64) -> u64 {
     u64::try_from(dim).unwrap_or(0)
 }
 
-fn last_rows(f: &Facts<'_>, batch: i64) -> BiasForm {
-    let one = size(f.heads).saturating_mul(BiasForm::LAST_ROWS as u64).saturating_mul(size(f.kv_rows));
-    BiasForm::LastRows { batch: if batch == 1 { 0 } else { one }, width: size(f.kv_rows) }
+fn last_rows(p: &FlashAttentionProblem<'_>, batch: i64) -> BiasForm {
+    let one = size(p.heads).saturating_mul(BiasForm::LAST_ROWS as u64).saturating_mul(size(p.kv_rows));
+    BiasForm::LastRows { batch: if batch == 1 { 0 } else { one }, width: size(p.kv_rows) }
 }
 
-fn dense(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
+fn dense(p: &FlashAttentionProblem<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
     let shape = || {
         SHAPE.broken(
             bias.shape,
-            format_args!("[1 or {}, {}, {} or 1 or 1024, {}]", f.batch, f.heads, f.q_rows, f.kv_rows),
+            format_args!("[1 or {}, {}, {} or 1 or 1024, {}]", p.batch, p.heads, p.q_rows, p.kv_rows),
         )
     };
     let &[b, n, rows, keys] = &bias.shape[..] else {
         return Err(shape());
     };
-    if !(b == 1 || b == f.batch) || n != f.heads || keys != f.kv_rows {
+    if !(b == 1 || b == p.batch) || n != p.heads || keys != p.kv_rows {
         return Err(shape());
     }
-    if rows == f.q_rows || rows == 1 {
+    if rows == p.q_rows || rows == 1 {
         let head = size(rows).saturating_mul(size(keys));
         return Ok(BiasForm::Batched {
             batch: if b == 1 { 0 } else { head.saturating_mul(size(n)) },
@@ -185,18 +185,18 @@ fn dense(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vio
         return Err(shape());
     }
     require!(
-        f.q_rows > rows && f.q_rows == f.kv_rows && causal,
+        p.q_rows > rows && p.q_rows == p.kv_rows && causal,
         LAST_ROWS,
-        format_args!("{} for {} rows and {} keys in mode {}", bias.shape, f.q_rows, f.kv_rows, f.call.sparse_mode),
+        format_args!("{} for {} rows and {} keys in mode {}", bias.shape, p.q_rows, p.kv_rows, p.call.sparse_mode),
         "1024 rows and more, as many keys, and a causal mask",
     );
-    Ok(last_rows(f, b))
+    Ok(last_rows(p, b))
 }
 
-fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
-    let heads = i128::from(f.heads);
-    let keys = f.sums().map_or(0, |(_, keys)| i128::from(keys));
-    let [of_keys, of_scores] = [keys, f.scores()].map(|count| count.saturating_mul(heads));
+fn packed(p: &FlashAttentionProblem<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
+    let heads = i128::from(p.heads);
+    let keys = i128::from(p.lengths.sums().1);
+    let [of_keys, of_scores] = [keys, p.lengths.scores()].map(|count| count.saturating_mul(heads));
     // The operator checks only the first axis.
     let first = bias.shape.first().map_or(0, |&first| i128::from(first));
     if first == of_scores {
@@ -207,7 +207,7 @@ fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vi
     }
     let batch = match bias.shape[..] {
         [b, n, rows, keys]
-            if (b == 1 || b == f.batch) && (n, rows, keys) == (f.heads, BiasForm::LAST_ROWS, f.kv_rows) =>
+            if (b == 1 || b == p.batch) && (n, rows, keys) == (p.heads, BiasForm::LAST_ROWS, p.kv_rows) =>
         {
             b
         }
@@ -216,59 +216,55 @@ fn packed(f: &Facts<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Vi
                 bias.shape,
                 format_args!(
                     "[{of_keys}], [{of_scores}] or {}",
-                    Dims::of([f.batch, f.heads, BiasForm::LAST_ROWS, f.kv_rows])
+                    Dims::of([p.batch, p.heads, BiasForm::LAST_ROWS, p.kv_rows])
                 ),
             ));
         }
     };
-    let unequal = f.packed.and_then(|lengths| {
-        let mut each = lengths.each();
-        each.find(|&(rows, keys)| rows != keys)
-    });
     require!(
-        unequal.is_none() && causal,
+        causal && p.lengths.each().all(|(rows, keys)| rows == keys),
         PACKED_LAST_ROWS,
-        format_args!("{} in mode {}", bias.shape, f.call.sparse_mode),
+        format_args!("{} in mode {}", bias.shape, p.call.sparse_mode),
         "as many rows as keys in each sequence, and a causal mask",
     );
-    Ok(last_rows(f, batch))
+    Ok(last_rows(p, batch))
 }
 
-fn slopes(f: &Facts<'_>, slopes: &TensorDesc, mask: MaskKind) -> Result<Bias, Violation> {
-    let per_sequence = per_sequence(f, slopes);
-    match f.packed {
-        None => {
+fn slopes(p: &FlashAttentionProblem<'_>, slopes: &TensorDesc) -> Result<Bias, Violation> {
+    let per_sequence = per_sequence(p, slopes);
+    match p.lengths {
+        Lengths::Dense { .. } => {
             require!(
                 per_sequence.is_some(),
                 SLOPES_SHAPE,
                 slopes.shape,
-                format_args!("[{0}] or [{1}, {0}]", f.heads, f.batch),
+                format_args!("[{0}] or [{1}, {0}]", p.heads, p.batch),
             );
             require!(
-                f.q_rows == f.kv_rows,
+                p.q_rows == p.kv_rows,
                 SLOPES_SQUARE,
-                format_args!("{} rows and {} keys", f.q_rows, f.kv_rows),
+                format_args!("{} rows and {} keys", p.q_rows, p.kv_rows),
                 "as many of both",
             );
         }
-        Some(_) => cut(f, mask)?,
+        Lengths::Packed { .. } => cut(p)?,
     }
-    Ok(Bias::Slopes { root: f.call.pse_type == 3, per_sequence: per_sequence.unwrap_or(false) })
+    Ok(Bias::Slopes { root: p.call.pse_type == 3, per_sequence: per_sequence.unwrap_or(false) })
 }
 
 /// Whether each sequence has its own slopes; `None` for another shape than `[N]` and `[B, N]`.
-fn per_sequence(f: &Facts<'_>, slopes: &TensorDesc) -> Option<bool> {
+fn per_sequence(p: &FlashAttentionProblem<'_>, slopes: &TensorDesc) -> Option<bool> {
     match slopes.shape[..] {
-        [n] if n == f.heads => Some(false),
-        [b, n] if (b, n) == (f.batch, f.heads) => Some(b > 1),
+        [n] if n == p.heads => Some(false),
+        [b, n] if (b, n) == (p.batch, p.heads) => Some(b > 1),
         _ => None,
     }
 }
 
 /// Refuses slopes of packed sequences in another shape: the operator does not check it, and reads whatever there is.
-pub(crate) fn computed(f: &Facts<'_>, bias: Bias) -> Result<(), Violation> {
-    match (bias, given(&f.call)) {
-        (Bias::Slopes { .. }, Some(slopes)) if per_sequence(f, slopes).is_none() => Err(Violation::unsupported(
+pub(crate) fn computed(p: &FlashAttentionProblem<'_>) -> Result<(), Violation> {
+    match (p.bias, given(&p.call)) {
+        (Bias::Slopes { .. }, Some(slopes)) if per_sequence(p, slopes).is_none() => Err(Violation::unsupported(
             "slopes of packed sequences (pseType 2 and 3) that are neither [N] nor [B, N], of which the operator \
                           does not ask how many there are",
         )),
@@ -277,17 +273,18 @@ pub(crate) fn computed(f: &Facts<'_>, bias: Bias) -> Result<(), Violation> {
 }
 
 /// Checks slopes beside a cut sequence.
-fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Violation> {
-    let (Some(lengths), true) = (f.packed, mask != MaskKind::None) else {
+fn cut(p: &FlashAttentionProblem<'_>) -> Result<(), Violation> {
+    if p.mask == MaskKind::None {
         return Ok(());
-    };
-    let holds = match f.call.sparse_mode {
+    }
+    let holds = match p.call.sparse_mode {
         7 => false,
         8 => {
-            let mut each = lengths.each();
+            let mut each = p.lengths.each();
             let (rows, keys) = each.next().unwrap_or_default();
             // An array without its counterpart counts here, though not in the kernel.
-            let [query, key] = [f.call.q_start_idx, f.call.kv_start_idx].map(Facts::start);
+            let [query, key] = [p.call.q_start_idx, p.call.kv_start_idx]
+                .map(|starts| starts.and_then(<[i64]>::first).copied().unwrap_or(0));
             let distance =
                 [rows, key.saturating_neg()].into_iter().fold(query.saturating_sub(keys), i64::saturating_add);
             distance == 0 && each.all(|(rows, keys)| rows == keys)
@@ -297,7 +294,7 @@ fn cut(f: &Facts<'_>, mask: MaskKind) -> Result<(), Violation> {
     require!(
         holds,
         SLOPES_CUT,
-        format_args!("slopes in mode {}", f.call.sparse_mode),
+        format_args!("slopes in mode {}", p.call.sparse_mode),
         "mode 8 with Sq + qStartIdx = Skv + kvStartIdx in the first sequence and Sq = Skv in the others",
     );
     Ok(())
@@ -308,8 +305,8 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let biased = matches!(p.bias, Bias::Tensor { .. });
     let given = format_args!("a bias in mode {}", p.call.sparse_mode);
     lint!(report, !(is_cut && biased), CUT, given, "another mode, or no bias");
-    if let (Bias::Tensor { .. } | Bias::Slopes { .. }, Some(lengths)) = (p.bias, p.packed) {
-        let empty = lengths.each().filter(|&(rows, keys)| rows == 0 || keys == 0);
+    if p.bias != Bias::None && p.layout.is_packed() {
+        let empty = p.lengths.each().filter(|&(rows, keys)| rows == 0 || keys == 0);
         let empty = empty.count();
         lint!(
             report,
@@ -342,12 +339,12 @@ pub(crate) fn start_lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         format_args!("{} and {} entries", entries[0], entries[1]),
         if slopes { "one of each" } else { "null" },
     );
-    let first_alone = p.mode == SparseMode::BandLeftUpCausal && p.batch > 1;
+    let first_alone = p.mode == SparseMode::BandLeftUpCausal && p.lengths.batch() > 1;
     lint!(
         report,
         !first_alone || p.key_offset() == 0,
         START_FIRST,
-        format_args!("start indices {} apart for {} sequences", p.key_offset(), p.batch),
+        format_args!("start indices {} apart for {} sequences", p.key_offset(), p.lengths.batch()),
         "one sequence",
     );
 }

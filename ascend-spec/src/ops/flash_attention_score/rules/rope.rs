@@ -1,8 +1,8 @@
 //! Rotary parts of query and key.
 
+use super::entry::Required;
 use super::layouts::lies_like;
 use super::{Report, lint};
-use crate::ops::flash_attention_score::facts::{Facts, Required};
 use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, InputLayout, Version};
 use crate::rule::{require, rules};
 use crate::{DType, Violation};
@@ -102,13 +102,13 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
 }
 
 /// Refuses rotary parts whose rows and heads differ from those of query and key, which the operator does not compare.
-pub(crate) fn computed(f: &Facts<'_>) -> Result<(), Violation> {
-    let (Some(query), Some(key)) = (&f.call.query_rope, &f.call.key_rope) else {
+pub(crate) fn computed(p: &FlashAttentionProblem<'_>, required: &Required<'_>) -> Result<(), Violation> {
+    let (Some(query), Some(key)) = (&p.call.query_rope, &p.call.key_rope) else {
         return Ok(());
     };
-    let (rows, keys) = f.sums().unzip();
-    let fits = lies_like(f.layout, query, &f.query, rows)
-        && lies_like(f.layout, key, &f.key, keys)
+    let (rows, keys) = p.sums().unzip();
+    let fits = lies_like(p.layout, query, required.query, rows)
+        && lies_like(p.layout, key, required.key, keys)
         && query.shape.last() == key.shape.last();
     match fits {
         true => Ok(()),

@@ -1,10 +1,9 @@
 //! `preTokens` and `nextTokens`, and the lengths that a mode requires.
 
 use super::{Report, lint};
-use crate::ops::flash_attention_score::facts::Facts;
-use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, MaskKind, PackedLengths, Version};
+use crate::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, MaskKind, Version};
 use crate::rule::{require, rules};
-use crate::{SparseMode, TOKENS_UNBOUNDED, Violation};
+use crate::{Lengths, SparseMode, TOKENS_UNBOUNDED, Violation};
 use std::fmt;
 
 rules! {
@@ -59,64 +58,61 @@ impl fmt::Display for Tokens {
 }
 
 /// Checks the tokens of a call with a mask for the mode in force.
-pub(crate) fn check(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> Result<(), Violation> {
-    if mask == MaskKind::None {
+pub(crate) fn check(p: &FlashAttentionProblem<'_>) -> Result<(), Violation> {
+    if p.mask == MaskKind::None {
         return Ok(());
     }
-    match f.unequal() {
-        Some(lengths) => packed(f, lengths, mode),
-        None => band(f, mode),
+    match p.unequal() {
+        Some(lengths) => packed(p, lengths),
+        None => band(p),
     }
 }
 
 /// The tokens counted from the top left corner, if they make a band: in mode 4, and in mode 0 unless they are those
 /// of a causal mask or hide nothing.
-fn top_left(f: &Facts<'_>, mode: SparseMode) -> Option<(i64, i64)> {
-    let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
-    match mode {
-        SparseMode::DefaultMask if pre >= f.q_rows && (next == 0 || next >= f.kv_rows) => None,
+fn top_left(p: &FlashAttentionProblem<'_>) -> Option<(i64, i64)> {
+    let (pre, next) = (p.call.pre_tokens, p.call.next_tokens);
+    match p.mode {
+        SparseMode::DefaultMask if pre >= p.q_rows && (next == 0 || next >= p.kv_rows) => None,
         SparseMode::DefaultMask => Some((pre, next)),
         SparseMode::Band => {
-            let shift = f.kv_rows.saturating_sub(f.q_rows);
+            let shift = p.kv_rows.saturating_sub(p.q_rows);
             Some((pre.saturating_sub(shift), next.saturating_add(shift)))
         }
         _ => None,
     }
 }
 
-fn band(f: &Facts<'_>, mode: SparseMode) -> Result<(), Violation> {
-    let Some((pre, next)) = top_left(f, mode) else {
+fn band(p: &FlashAttentionProblem<'_>) -> Result<(), Violation> {
+    let Some((pre, next)) = top_left(p) else {
         return Ok(());
     };
     let tokens = Tokens { pre, next };
     require!(pre >= 0 || next >= 0, NEGATIVE, tokens, "one of at least 0");
     require!(
-        pre >= 0 || (next >= pre.saturating_neg() && pre.saturating_neg() < f.kv_rows),
+        pre >= 0 || (next >= pre.saturating_neg() && pre.saturating_neg() < p.kv_rows),
         PRE,
         tokens,
-        format_args!("preTokens of {} or more for {} keys", next.saturating_neg().max(1 - f.kv_rows), f.kv_rows),
+        format_args!("preTokens of {} or more for {} keys", next.saturating_neg().max(1 - p.kv_rows), p.kv_rows),
     );
     require!(
-        next >= 0 || (next.saturating_neg() <= pre && next.saturating_neg() < f.q_rows),
+        next >= 0 || (next.saturating_neg() <= pre && next.saturating_neg() < p.q_rows),
         NEXT,
         tokens,
-        format_args!("nextTokens of {} or more for {} rows", pre.saturating_neg().max(1 - f.q_rows), f.q_rows),
+        format_args!("nextTokens of {} or more for {} rows", pre.saturating_neg().max(1 - p.q_rows), p.q_rows),
     );
     Ok(())
 }
 
-fn packed(f: &Facts<'_>, lengths: PackedLengths<'_>, mode: SparseMode) -> Result<(), Violation> {
-    let (pre, next) = (f.call.pre_tokens, f.call.next_tokens);
+fn packed(p: &FlashAttentionProblem<'_>, lengths: Lengths<'_>) -> Result<(), Violation> {
+    let (pre, next) = (p.call.pre_tokens, p.call.next_tokens);
     let given = Tokens { pre, next };
-    let cut_sequence = || {
-        let cut = lengths.cut_sequence(mode);
-        cut.and_then(|cut| lengths.each().nth(cut)).unwrap_or_default()
-    };
+    let cut_sequence = || p.cut_sequence.and_then(|cut| lengths.each().nth(cut)).unwrap_or_default();
     let reaches = |keys: i64, tokens: i64, rows: i64| keys.saturating_add(tokens) >= rows;
     let mut filled = lengths.each().filter(|&(rows, keys)| rows > 0 && keys > 0);
-    match mode {
+    match p.mode {
         SparseMode::DefaultMask => {
-            let unbounded = pre >= f.q_rows && next >= f.kv_rows;
+            let unbounded = pre >= p.q_rows && next >= p.kv_rows;
             require!(
                 unbounded
                     || next >= 0
@@ -173,17 +169,17 @@ fn fewer_rows(mut sequences: impl Iterator<Item = (i64, i64)>) -> Result<(), Vio
 }
 
 /// Whether the host finds that some row sees no key, and has such rows corrected.
-pub(crate) fn fully_masked_rows(f: &Facts<'_>, mode: SparseMode, mask: MaskKind) -> bool {
+pub(crate) fn fully_masked_rows(p: &FlashAttentionProblem<'_>) -> bool {
     // The operator reads only the lowest byte.
-    if f.call.inner_precise as u8 == 2 {
+    if p.call.inner_precise as u8 == 2 {
         return true;
     }
-    if mask == MaskKind::None {
+    if p.mask == MaskKind::None {
         return false;
     }
-    let fewer_keys = f.q_rows > f.kv_rows;
-    let prefix = f.call.prefix.unwrap_or_default();
-    match (f.unequal(), f.call.sparse_mode) {
+    let fewer_keys = p.q_rows > p.kv_rows;
+    let prefix = p.call.prefix.unwrap_or_default();
+    match (p.unequal(), p.call.sparse_mode) {
         (Some(lengths), 6) => {
             let mut each = prefix.iter().zip(lengths.each());
             each.any(|(&prefix, (rows, keys))| prefix == 0 && rows > keys)
@@ -192,21 +188,20 @@ pub(crate) fn fully_masked_rows(f: &Facts<'_>, mode: SparseMode, mask: MaskKind)
         (None, 3) => fewer_keys,
         // A prefix that is dropped as a whole is counted here all the same.
         (None, 5 | 6) => {
-            let batch = usize::try_from(f.batch).unwrap_or(usize::MAX);
+            let batch = usize::try_from(p.batch).unwrap_or(usize::MAX);
             fewer_keys && prefix.iter().take(batch).any(|&prefix| prefix == 0)
         }
-        (None, _) => top_left(f, mode).is_some_and(|(pre, next)| pre < f.q_rows.saturating_sub(f.kv_rows) || next < 0),
+        (None, _) => top_left(p).is_some_and(|(pre, next)| pre < p.q_rows.saturating_sub(p.kv_rows) || next < 0),
     }
 }
 
 pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let call = &p.call;
     let (rows, keys) = (p.q_rows, p.kv_rows);
-    let most = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);
     if p.mask == MaskKind::None {
         lint!(
             report,
-            call.pre_tokens >= most(rows).min(TOKENS_UNBOUNDED) && call.next_tokens >= most(keys).min(TOKENS_UNBOUNDED),
+            call.pre_tokens >= rows.min(TOKENS_UNBOUNDED) && call.next_tokens >= keys.min(TOKENS_UNBOUNDED),
             WINDOW_UNMASKED,
             format_args!("preTokens {}, nextTokens {}", call.pre_tokens, call.next_tokens),
             FlashAttentionCall::ALL_TOKENS,
@@ -216,7 +211,7 @@ pub(crate) fn lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
     let ignores = matches!(call.sparse_mode, 1 | 2 | 3 | 5 | 6);
     lint!(
         report,
-        !ignores || call.pre_tokens <= 0 || call.pre_tokens >= most(rows.max(keys)) - 1,
+        !ignores || call.pre_tokens <= 0 || call.pre_tokens >= rows.max(keys) - 1,
         IGNORED,
         call.pre_tokens,
         FlashAttentionCall::ALL_TOKENS,
