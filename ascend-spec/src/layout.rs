@@ -120,6 +120,16 @@ impl View {
             .saturating_add(step(row, self.row))
     }
 
+    /// Element index of `(0, head, row, dim)`, as exact as [`View::at`].
+    pub fn element(&self, head: usize, row: usize, dim: usize) -> i64 {
+        self.at(0, head, row).saturating_add((dim as i64).saturating_mul(self.dim))
+    }
+
+    /// The view that begins `elements` later.
+    pub(crate) fn moved(self, elements: i64) -> View {
+        View { offset: self.offset.saturating_add(elements), ..self }
+    }
+
     /// The view that begins at entry `batch` of the batch axis.
     pub(crate) fn of_batch(self, batch: usize) -> View {
         View { offset: self.at(batch, 0, 0), ..self }

@@ -120,7 +120,8 @@ fn finish<S: Simd>(
     } else {
         let keys = MaskGeometry::full(1, kv_len).runs(0);
         if let (Some(dropout), Some(dropped)) = (&attention.dropout, &sequence.dropped) {
-            let keeps = |key: usize| dropout.keeps(dropped.bit(head, row, key));
+            let first_bit = dropped.at(0, head, row) as u64;
+            let keeps = |key: usize| dropout.keeps(first_bit + key as u64);
             let of_row = mean_value(simd, attention, sequence, kv_head, &keys, &keeps);
             out.copy_from_slice(&of_row);
         } else {

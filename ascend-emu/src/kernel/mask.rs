@@ -106,7 +106,7 @@ impl MaskTensor {
         let first = rows.element(row, key)?;
         let last = rows.element(row, key + count.checked_sub(1)?)?;
         let inside = self.bytes.contains(&first) && self.bytes.contains(&last);
-        (rows.key == 1 && inside).then(|| self.base.wrapping_offset(first as isize))
+        (rows.view.dim == 1 && inside).then(|| self.base.wrapping_offset(first as isize))
     }
 }
 
@@ -231,8 +231,8 @@ impl MaskSummary {
     }
 }
 
-/// The drop mask of a problem. [`DropRows`](ascend_spec::attention_problem::DropRows) have the positions of a
-/// sequence's bits.
+/// The drop mask of a problem. The [`SequenceTerms`](ascend_spec::attention_problem::SequenceTerms) have the positions
+/// of a sequence's bits.
 #[derive(Debug)]
 pub(super) struct DropMask {
     base: *const u8,

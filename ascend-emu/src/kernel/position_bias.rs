@@ -7,7 +7,7 @@ use super::simd::{Kernel, Simd, Vector, WIDTH};
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::Sizes;
 use crate::host_memory::{HostMemoryExhausted, try_collect, try_with_capacity};
-use ascend_spec::attention_problem::{AttentionProblem, SequenceTerms, Slopes, TensorRole};
+use ascend_spec::attention_problem::{AttentionProblem, Slopes, TensorRole};
 use std::ops::Range;
 
 /// The position bias of a problem.
@@ -152,15 +152,15 @@ unsafe fn of_sequences(
     types: ElementTypes,
 ) -> Result<Vec<SequenceBias>, HostMemoryExhausted> {
     let base = buffers.base(TensorRole::Bias);
-    let one = |(b, terms): (usize, &SequenceTerms)| SequenceBias {
+    let one = |b: usize| SequenceBias {
         rows: match problem.bias_rows(b) {
             // SAFETY: the problem touches the elements of each sequence.
             Some((rows, extents)) => unsafe { InputTensor::new(base, &rows, extents.into(), types) },
             None => InputTensor::Absent,
         },
-        by_distance: terms.bias.is_some_and(|bias| bias.up_to_row),
+        by_distance: problem.bias.is_some_and(|bias| bias.up_to_row),
     };
-    try_collect(problem.terms.iter().enumerate().map(one))
+    try_collect((0..problem.terms.len()).map(one))
 }
 
 /// Computes the bias of a row from a slope, as [`Slopes::bias`] defines it.

@@ -177,8 +177,8 @@ impl<'i> Call<'_, '_, 'i> {
         // A dropped weight does not count in the output, and the others are scaled up to compensate.
         let kept = |j: usize| match (problem.dropout, problem.terms_of(b)) {
             (Some(dropout), Some(terms)) => {
-                let bit = terms.dropped.map_or(0, |dropped| dropped.bit(head, i, j));
-                let byte = self.number(TensorRole::DropMask, DType::UInt8, (bit / 8) as i64);
+                let bit = terms.dropped.map_or(0, |dropped| dropped.element(head, i, j));
+                let byte = self.number(TensorRole::DropMask, DType::UInt8, bit / 8);
                 let byte = byte.unwrap_or(f64::NAN) as u8;
                 f64::from(byte >> (bit % 8) & 1) / dropout.keep_prob
             }
@@ -387,14 +387,11 @@ impl<'i> Call<'_, '_, 'i> {
         };
         let factor = if bias.before_scale { self.problem.scale } else { 1.0 };
         let element = match self.problem.terms_of(row.0).and_then(|terms| terms.bias) {
-            Some(rows) => {
-                let element = rows.element(row.1, i, j);
-                let dtype = self.stored(bias.rows.dtype);
-                element.and_then(|element| self.number(TensorRole::Bias, dtype, element))
-            }
-            None => Some(self.element(TensorRole::Bias, &bias.rows, row, key)),
+            Some(_) if bias.up_to_row && j > i => f64::NAN,
+            Some(view) => self.element(TensorRole::Bias, &Rows { view, ..bias.rows }, (0, row.1, i), j),
+            None => self.element(TensorRole::Bias, &bias.rows, row, key),
         };
-        element.unwrap_or(f64::NAN) * factor
+        element * factor
     }
 
     /// The entry of a grid for element `d` of a row; NaN if the tensor does not have it.

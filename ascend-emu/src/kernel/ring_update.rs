@@ -39,7 +39,8 @@ struct Row<'a> {
 
 impl Row<'_> {
     fn softmax(self, problem: &RingUpdateProblem) -> usize {
-        (problem.softmax_order).element(self.sequence, problem.heads, self.head, self.row)
+        let rows = problem.softmax_order.rows(self.sequence, problem.heads);
+        rows.at(0, self.head, self.row) as usize
     }
 
     fn attention(self, problem: &RingUpdateProblem) -> usize {

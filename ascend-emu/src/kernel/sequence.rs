@@ -7,8 +7,8 @@ use super::mask::MaskSummary;
 use super::tensor::input::{ElementTypes, InputTensor};
 use super::tensor::strided::{Sizes, WriteTensor};
 use crate::host_memory::HostMemoryExhausted;
-use ascend_spec::MaskGeometry;
-use ascend_spec::attention_problem::{self, AttentionProblem, DropRows, MaskRows, Rows, TensorRole};
+use ascend_spec::attention_problem::{self, AttentionProblem, MaskRows, Rows, TensorRole};
+use ascend_spec::{MaskGeometry, View};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub(super) struct Sequence {
     /// The positions of the sequence's rows in the mask tensor, if it is read.
     pub(super) mask: Option<MaskRows>,
     /// The positions of the sequence's bits in the drop mask, if there is one.
-    pub(super) dropped: Option<DropRows>,
+    pub(super) dropped: Option<View>,
     /// Maximum and sum of each row, if they are written.
     pub(super) softmax: Option<[WriteTensor<f32>; 2]>,
     /// Summary of the mask tensor, if there is one and a summary pays.

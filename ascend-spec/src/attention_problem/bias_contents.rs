@@ -1,6 +1,6 @@
 //! What the numbers of a position bias show of a call: an infinity or NaN, and a row without a key.
 
-use super::{AttentionArguments, AttentionProblem, BiasRows, Padding, SequenceLengths, TensorRole, Work};
+use super::{AttentionArguments, AttentionProblem, Padding, SequenceLengths, TensorRole, Work};
 use crate::operator::Argument;
 use crate::{DType, Rule, Target, TensorDesc, Violation};
 use std::ops::Range;
@@ -139,7 +139,7 @@ impl AttentionProblem<'_> {
         let (first_row, first_key) = self.origin(&self.sequence(sequence, padding));
         let terms = self.terms_of(sequence).map(|terms| terms.bias);
         let element = |key: usize| match terms {
-            Some(terms) => terms?.element(head, row, key),
+            Some(rows) => Some(rows?.element(head, row, key)),
             None => {
                 let (row, key) = (first_row.checked_add(row)?, first_key.checked_add(key)?);
                 (row < rows && key < keys).then(|| bias.rows.element((sequence, head, row), key))
@@ -149,7 +149,7 @@ impl AttentionProblem<'_> {
         let (start, last_seen) = (seen.start as usize, seen.end as usize);
         // A bias may end before the keys do, or with the row's own key.
         let end = match terms {
-            Some(Some(BiasRows { up_to_row: true, .. })) => row + 1,
+            Some(_) if bias.up_to_row => row + 1,
             Some(_) => usize::MAX,
             None => keys.saturating_sub(first_key),
         };

@@ -27,7 +27,7 @@ pub use rows::{ByteRange, KeyValue, Rows};
 pub use rows::{Pages, Prefix};
 pub(crate) use scale::lint_scale;
 pub use scale::{inverted_scale, score_scale};
-pub use sequence_terms::{BiasRows, DropRows, Dropout, SequenceTerms, SoftmaxOutputs, SoftmaxRows};
+pub use sequence_terms::{Dropout, SequenceTerms, SoftmaxOutputs};
 pub use sequences::{Padding, SequenceLengths, SequenceRows};
 pub use soft_cap::SoftCap;
 pub use visibility::{MaskRows, MaskTensor, MaskUse, TreeMask};

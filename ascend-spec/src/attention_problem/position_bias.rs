@@ -13,6 +13,8 @@ pub struct BiasTensor {
     pub sizes: [usize; 4],
     /// Whether it is added to the products of queries and keys before these are scaled.
     pub before_scale: bool,
+    /// Whether row `i` has elements for keys 0 to `i` only.
+    pub up_to_row: bool,
 }
 
 /// A position bias of `-slope * distance`, with one slope for each head (ALiBi).

@@ -2,7 +2,7 @@
 
 use super::{AttentionProblem, ByteRange, Padding, SequenceRows};
 use crate::geometry::DraftColumns;
-use crate::{CompressedMask, MaskGeometry};
+use crate::{CompressedMask, MaskGeometry, View};
 use std::ops::Range;
 
 /// Strides, in elements (bytes), of a full mask tensor; an axis that is broadcast has stride 0.
@@ -60,33 +60,22 @@ impl MaskUse {
 pub struct MaskRows {
     /// Number of keys before the first that the tensor has an element for. The tensor hides them from no row.
     pub context: usize,
-    /// Elements from one key to the next.
-    pub key: i64,
-    /// Element for row 0 and the first key after the context.
-    first: i64,
-    row: i64,
-    /// Elements from one head to the next; 0 where all heads have the same mask.
-    head: i64,
+    /// Elements of the rows; the last axis has the keys after the context. The stride of heads is 0 where all heads
+    /// have the same mask.
+    pub view: View,
 }
 
 impl MaskRows {
-    /// The rows of a mask in which neighbouring keys are contiguous: `first` is the element for head 0, row 0 and key
-    /// 0, `head` and `row` are the steps from one head and from one row to the next.
-    pub const fn new(first: i64, head: i64, row: i64) -> Self {
-        MaskRows { context: 0, key: 1, first, row, head }
-    }
-
     /// Whether heads have masks of their own.
     pub const fn differs_by_head(&self) -> bool {
-        self.head != 0
+        self.view.head != 0
     }
 
     /// These rows for head `head`.
     #[inline(always)]
     #[must_use]
     pub fn of_head(&self, head: usize) -> Self {
-        let before = (head as i64).saturating_mul(self.head);
-        MaskRows { first: self.first.saturating_add(before), head: 0, ..*self }
+        MaskRows { view: View { offset: self.view.at(0, head, 0), head: 0, ..self.view }, ..*self }
     }
 
     /// Offset of the element for row `i` and key `j` in head 0, which the tensor need not have; `None` for a key of the
@@ -94,7 +83,8 @@ impl MaskRows {
     #[inline(always)]
     pub fn element(&self, i: usize, j: usize) -> Option<i64> {
         let j = j.checked_sub(self.context)? as i64;
-        Some(self.first.saturating_add((i as i64).saturating_mul(self.row)).saturating_add(j.saturating_mul(self.key)))
+        let View { offset, row, dim, .. } = self.view;
+        Some(offset.saturating_add((i as i64).saturating_mul(row)).saturating_add(j.saturating_mul(dim)))
     }
 
     /// The range of elements for `rows` rows and `keys` keys; `None` if there are none.
@@ -163,22 +153,14 @@ impl AttentionProblem<'_> {
     }
 
     fn mask_rows(&self, b: usize, sequence: &SequenceRows, squares: i64) -> Option<MaskRows> {
-        let element = |mask: MaskTensor, (i, j): (usize, usize)| {
-            mask.offset
-                .saturating_add((b as i64).saturating_mul(mask.batch))
-                .saturating_add((i as i64).saturating_mul(mask.row))
-                .saturating_add((j as i64).saturating_mul(mask.key))
+        let view = |MaskTensor { offset, batch, row, key }: MaskTensor, (i, j): (usize, usize)| {
+            let all = View { offset, batch, head: 0, row, dim: key };
+            View { offset: all.of_batch(b).element(0, i, j), ..all }
         };
         match self.mask {
             MaskUse::None | MaskUse::Compressed => None,
-            MaskUse::OfSequences => self.terms_of(b)?.mask,
-            MaskUse::Full(mask) => Some(MaskRows {
-                context: 0,
-                key: mask.key,
-                first: element(mask, self.origin(sequence)),
-                row: mask.row,
-                head: 0,
-            }),
+            MaskUse::OfSequences => Some(MaskRows { context: 0, view: self.terms_of(b)?.mask? }),
+            MaskUse::Full(mask) => Some(MaskRows { context: 0, view: view(mask, self.origin(sequence)) }),
             MaskUse::Tree(tree) => {
                 let columns = DraftColumns::new(sequence.q_len as u64, sequence.keys() as u64);
                 let context = usize::try_from(columns.context()).unwrap_or(usize::MAX);
@@ -193,13 +175,7 @@ impl AttentionProblem<'_> {
                         key: 1,
                     },
                 };
-                Some(MaskRows {
-                    context,
-                    key: square.key,
-                    first: element(square, (0, column)),
-                    row: square.row,
-                    head: 0,
-                })
+                Some(MaskRows { context, view: view(square, (0, column)) })
             }
         }
     }

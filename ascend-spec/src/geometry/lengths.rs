@@ -1,5 +1,7 @@
 //! Lengths of the sequences: of one length with a batch axis, or the running sums of packed ones.
 
+use crate::View;
+
 /// How the sequences of a call are arranged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths<'a> {
@@ -36,6 +38,18 @@ pub struct Sequence {
     pub kv_len: usize,
     /// Scores of one head in all earlier sequences: the sum of their rows times keys.
     pub scores_before: u64,
+}
+
+impl Sequence {
+    /// The scores of this sequence in `heads` heads, in a tensor that has `[N, Sq, Skv]` of each sequence one after
+    /// the other.
+    pub fn scores(&self, heads: usize) -> View {
+        let product = |left: u64, right: usize| left.saturating_mul(right as u64);
+        let [offset, head, row] =
+            [product(self.scores_before, heads), product(self.q_len as u64, self.kv_len), self.kv_len as u64]
+                .map(|elements| i64::try_from(elements).unwrap_or(i64::MAX));
+        View { offset, batch: 0, head, row, dim: 1 }
+    }
 }
 
 impl<'a> Lengths<'a> {

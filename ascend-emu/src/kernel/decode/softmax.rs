@@ -60,9 +60,10 @@ impl SubTile<'_> {
             for r in 0..together {
                 let query = self.task.queries.start + first + r;
                 let (row, head) = self.attention.row_and_head(self.task.kv_head, query);
+                let first_bit = dropped.at(0, head, row) as u64;
                 let of_query = weights.iter_mut().skip(r).step_by(together);
                 for (key, weight) in self.rows.clone().zip(of_query) {
-                    if !dropout.keeps(dropped.bit(head, row, key)) {
+                    if !dropout.keeps(first_bit + key as u64) {
                         *weight = 0.0;
                     }
                 }

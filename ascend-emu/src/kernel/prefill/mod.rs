@@ -341,9 +341,10 @@ impl QueryBlock<'_> {
         let weights = &mut query_tile.scores[visible.start * LANE_GROUPS..visible.end * LANE_GROUPS];
         for (lane, query) in queries.enumerate() {
             let (row, head) = self.attention.row_and_head(self.task.kv_head, query);
+            let first_bit = dropped.at(0, head, row) as u64;
             let of_query = weights.iter_mut().skip(lane_group).step_by(LANE_GROUPS);
             for (key, weights) in (first + visible.start..).zip(of_query) {
-                if !dropout.keeps(dropped.bit(head, row, key)) {
+                if !dropout.keeps(first_bit + key as u64) {
                     weights[lane] = 0.0;
                 }
             }

@@ -74,7 +74,7 @@ fn expect(
                 put(Parameter::AttentionOut, element, number);
             }
             let softmax = problem.terms[b].softmax;
-            let element = softmax.first + head as i64 * softmax.head + i as i64 * softmax.row;
+            let element = softmax.at(0, head, i);
             for copy in 0..8 {
                 put(Parameter::SoftmaxMax, element + copy, want.softmax_max[row]);
                 put(Parameter::SoftmaxSum, element + copy, want.softmax_sum[row]);

@@ -1,6 +1,7 @@
 //! Position bias (`realShift`): its memory layout, and where the number for a score is.
 
 use super::Sequence;
+use crate::View;
 
 /// What is added to the scores, and where it is in memory.
 ///
@@ -30,72 +31,31 @@ pub enum Bias {
 #[non_exhaustive]
 pub enum BiasForm {
     /// One number for each row and key, or for each key; an axis along which numbers are shared has stride 0.
-    Batched {
-        /// Elements from one sequence to the next.
-        batch: u64,
-        /// Elements from one head to the next.
-        head: u64,
-        /// Elements from one row to the next.
-        row: u64,
-    },
+    Batched(View),
     /// The biases of packed sequences one after the other: for each sequence `[N, Sq, Skv]`, or `[N, 1, Skv]`.
     Packed {
         /// Whether each row has its own numbers.
         rows: bool,
     },
-    /// The last [`BiasForm::LAST_ROWS`] rows of a bias that depends only on the distance of row and key. Keys after
-    /// the row are never read. The corner at the bottom right is distance 0.
-    LastRows {
-        /// Elements from one sequence to the next.
-        batch: u64,
-        /// Number of keys in a row.
-        width: u64,
-    },
+    /// The last [`BiasForm::LAST_ROWS`] rows of a bias that depends only on the distance of row and key. Row `i` has
+    /// numbers for keys 0 to `i`. Its view begins at distance 0, the corner at the bottom right, and steps back by one
+    /// from row to row.
+    LastRows(View),
 }
 
 impl BiasForm {
     /// Number of rows in a bias that is given by its last rows.
     pub const LAST_ROWS: i64 = 1024;
 
-    /// The element for row `i` and key `j` of a sequence in head `head` of `heads`; `None` if it has none. Saturates
-    /// beyond what fits in memory.
-    pub fn element(&self, sequence: &Sequence, (head, heads): (usize, usize), i: usize, j: usize) -> Option<u64> {
-        let step = |count: usize, stride: u64| (count as u64).saturating_mul(stride);
-        let sum = |parts: [u64; 3]| parts.into_iter().fold(0u64, u64::saturating_add);
-        let keys = sequence.kv_len as u64;
-        Some(match *self {
-            BiasForm::Batched { batch, head: head_step, row } => {
-                sum([step(sequence.index, batch), step(head, head_step), step(i, row).saturating_add(j as u64)])
-            }
-            BiasForm::Packed { rows: true } => sum([
-                step(heads, sequence.scores_before),
-                step(head, step(sequence.q_len, keys)),
-                step(i, keys).saturating_add(j as u64),
-            ]),
+    /// The elements for the rows and keys of a sequence in each of `heads` heads.
+    pub fn rows(&self, sequence: &Sequence, heads: usize) -> View {
+        match *self {
+            BiasForm::Batched(all) | BiasForm::LastRows(all) => all.of_batch(sequence.index),
+            BiasForm::Packed { rows: true } => sequence.scores(heads),
             BiasForm::Packed { rows: false } => {
-                sum([step(heads, sequence.kv_first as u64), step(head, keys), j as u64])
+                let offset = (sequence.kv_first as i64).saturating_mul(heads as i64);
+                View { offset, batch: 0, head: sequence.kv_len as i64, row: 0, dim: 1 }
             }
-            BiasForm::LastRows { batch, width } => {
-                let distance = i.checked_sub(j)? as u64;
-                let last_row = step(head, (Self::LAST_ROWS as u64).saturating_mul(width))
-                    .saturating_add((Self::LAST_ROWS as u64 - 1).saturating_mul(width));
-                let key = width.checked_sub(distance.saturating_add(1))?;
-                sum([step(sequence.index, batch), last_row, key])
-            }
-        })
-    }
-}
-
-impl Bias {
-    /// The element that has the slope of a head, if the bias has slopes.
-    pub fn slope(&self, sequence: &Sequence, (head, heads): (usize, usize)) -> Option<u64> {
-        match self {
-            Bias::Slopes { per_sequence, .. } => {
-                let before = if *per_sequence { sequence.index } else { 0 };
-                let before = (before as u64).saturating_mul(heads as u64);
-                Some(before.saturating_add(head as u64))
-            }
-            _ => None,
         }
     }
 }
@@ -107,25 +67,10 @@ mod tests {
     #[test]
     fn each_form_reads_its_own_elements() {
         let sequence = Sequence { index: 1, q_first: 2, q_len: 3, kv_first: 5, kv_len: 4, scores_before: 10 };
-        let element = |form: BiasForm, i, j| form.element(&sequence, (1, 2), i, j);
-        let batched = BiasForm::Batched { batch: 100, head: 20, row: 0 };
-        assert_eq!(element(batched, 2, 3), Some(123));
-        assert_eq!(element(BiasForm::Packed { rows: true }, 2, 3), Some(20 + 12 + 8 + 3));
-        assert_eq!(element(BiasForm::Packed { rows: false }, 2, 3), Some(10 + 4 + 3));
-        let last = BiasForm::LastRows { batch: 2 * 1024 * 4, width: 4 };
-        let (second, head) = (2 * 1024 * 4, 1024 * 4);
-        assert_eq!(element(last, 2, 2), Some(second + head + 1023 * 4 + 3));
-        assert_eq!(element(last, 2, 0), Some(second + head + 1023 * 4 + 1));
-        assert_eq!(element(last, 2, 3), None);
-        assert_eq!(element(last, 9, 0), None);
-    }
-
-    #[test]
-    fn slopes_are_shared_or_not() {
-        let sequence = Sequence { index: 2, ..Sequence::default() };
-        let slopes = |per_sequence| Bias::Slopes { root: false, per_sequence };
-        assert_eq!(slopes(false).slope(&sequence, (3, 4)), Some(3));
-        assert_eq!(slopes(true).slope(&sequence, (3, 4)), Some(11));
-        assert_eq!(Bias::None.slope(&sequence, (3, 4)), None);
+        let element = |form: BiasForm, i, j| form.rows(&sequence, 2).element(1, i, j);
+        let batched = BiasForm::Batched(View { offset: 0, batch: 100, head: 20, row: 0, dim: 1 });
+        assert_eq!(element(batched, 2, 3), 123);
+        assert_eq!(element(BiasForm::Packed { rows: true }, 2, 3), 20 + 12 + 8 + 3);
+        assert_eq!(element(BiasForm::Packed { rows: false }, 2, 3), 10 + 4 + 3);
     }
 }

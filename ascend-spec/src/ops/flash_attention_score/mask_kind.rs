@@ -1,6 +1,7 @@
 //! What the mask tensor is for, and where its element for a row and key is.
 
 use super::Sequence;
+use crate::View;
 
 /// What the mask tensor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,14 +20,7 @@ pub enum MaskKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FullMask {
     /// One mask for each sequence and head, or for several of them, in which case the strides are 0.
-    Batched {
-        /// Elements from one sequence to the next.
-        batch: u64,
-        /// Elements from one head to the next.
-        head: u64,
-        /// Elements from one row to the next.
-        row: u64,
-    },
+    Batched(View),
     /// The masks of packed sequences one after the other, each as large as the scores of its sequence. Shapes of four
     /// axes suggest another order: masks of the longest sequence's size for all.
     Packed {
@@ -36,30 +30,22 @@ pub enum FullMask {
     /// One mask for the rows and keys of all packed sequences, of which each sequence uses its block.
     Diagonal {
         /// Elements from one row to the next.
-        row: u64,
+        row: i64,
     },
 }
 
 impl FullMask {
-    /// The element for row `i` and key `j` of a sequence, counted from its first ones, in head `head` of `heads`.
-    /// Saturates beyond what fits in memory.
-    pub fn element(&self, sequence: &Sequence, (head, heads): (usize, usize), i: usize, j: usize) -> u64 {
-        let step = |count: usize, stride: u64| (count as u64).saturating_mul(stride);
-        let [first, row, j] = match *self {
-            FullMask::Batched { batch, head: head_step, row } => {
-                [step(sequence.index, batch).saturating_add(step(head, head_step)), step(i, row), j as u64]
-            }
-            FullMask::Packed { heads: of_heads } => {
-                let scores = step(sequence.q_len, sequence.kv_len as u64);
-                let (head, heads) = if of_heads { (head, heads) } else { (0, 1) };
-                let before = sequence.scores_before.saturating_mul(heads as u64);
-                [before.saturating_add(step(head, scores)), step(i, sequence.kv_len as u64), j as u64]
-            }
+    /// The elements for the rows and keys of a sequence, counted from its first ones, in each of `heads` heads.
+    pub fn rows(&self, sequence: &Sequence, heads: usize) -> View {
+        match *self {
+            FullMask::Batched(all) => all.of_batch(sequence.index),
+            FullMask::Packed { heads: true } => sequence.scores(heads),
+            FullMask::Packed { heads: false } => View { head: 0, ..sequence.scores(1) },
             FullMask::Diagonal { row } => {
-                [0, step(sequence.q_first.saturating_add(i), row), sequence.kv_first.saturating_add(j) as u64]
+                let first_row = (sequence.q_first as i64).saturating_mul(row);
+                View { offset: first_row.saturating_add(sequence.kv_first as i64), batch: 0, head: 0, row, dim: 1 }
             }
-        };
-        first.saturating_add(row).saturating_add(j)
+        }
     }
 }
 
@@ -70,8 +56,8 @@ mod tests {
     #[test]
     fn each_form_reads_its_own_elements() {
         let sequence = Sequence { index: 1, q_first: 2, q_len: 3, kv_first: 5, kv_len: 4, scores_before: 10 };
-        let element = |mask: FullMask| mask.element(&sequence, (1, 2), 2, 3);
-        let batched = FullMask::Batched { batch: 100, head: 20, row: 4 };
+        let element = |mask: FullMask| mask.rows(&sequence, 2).element(1, 2, 3);
+        let batched = FullMask::Batched(View { offset: 0, batch: 100, head: 20, row: 4, dim: 1 });
         assert_eq!(element(batched), 100 + 20 + 8 + 3);
         assert_eq!(element(FullMask::Packed { heads: false }), 10 + 2 * 4 + 3);
         assert_eq!(element(FullMask::Packed { heads: true }), 20 + 12 + 2 * 4 + 3);

@@ -22,7 +22,7 @@ mod version;
 pub use crate::attention_problem::Work;
 pub use crate::geometry::Sequence;
 pub use arguments::{Argument, Arguments, FlashAttentionCall, Parameter};
-pub use bias::Bias;
+pub use bias::{Bias, BiasForm};
 pub use layout::InputLayout;
 pub use mask_kind::{FullMask, MaskKind};
 pub use problem::FlashAttentionProblem;

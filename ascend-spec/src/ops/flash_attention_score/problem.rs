@@ -176,7 +176,9 @@ impl<'a> FlashAttentionProblem<'a> {
         }
     }
 
-    /// Number of bits that `dropMask` must have: one for each score of each head.
+    /// Number of bits that `dropMask` must have: one for each score of each head, as
+    /// [`Sequence::scores`] locates them. Bit `k % 8`, the least significant first, of byte `k / 8` keeps the score if
+    /// it is 1.
     pub fn drop_bits(&self) -> u64 {
         let bits = self.lengths.scores().saturating_mul(i128::from(self.heads));
         u64::try_from(bits).unwrap_or(u64::MAX)
@@ -185,14 +187,5 @@ impl<'a> FlashAttentionProblem<'a> {
     /// Number of bytes in a `dropMask` of `bits` bits: the operator loads 16 bytes at once.
     pub const fn drop_mask_bytes(bits: u64) -> u64 {
         bits.div_ceil(128).saturating_mul(16)
-    }
-
-    /// The bit of `dropMask` for row `i` and key `j` of a sequence: bit `k % 8`, the least significant first, of byte
-    /// `k / 8`. 1 keeps the score.
-    pub fn drop_bit(&self, sequence: &Sequence, head: usize, i: usize, j: usize) -> u64 {
-        let keys = sequence.kv_len as u64;
-        let before = sequence.scores_before.saturating_mul(self.heads as u64);
-        let rows = (head as u64).saturating_mul(sequence.q_len as u64).saturating_add(i as u64);
-        before.saturating_add(rows.saturating_mul(keys)).saturating_add(j as u64)
     }
 }

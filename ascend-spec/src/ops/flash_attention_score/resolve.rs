@@ -3,8 +3,8 @@
 use super::bias::BiasForm;
 use super::{Bias, FlashAttentionProblem, MaskKind, Sequence, SoftmaxOrder, Work};
 use crate::attention_problem::{
-    AttentionProblem, BiasRows, BiasTensor, ByteRange, Counts, Cuts, DropRows, Dropout, Grid, KeyValue, MaskRows,
-    MaskUse, Rows, SequenceLengths, SequenceTerms, Slopes, SmallTensor, SoftmaxOutputs, SoftmaxRows, TensorRole, size,
+    AttentionProblem, BiasTensor, ByteRange, Counts, Cuts, Dropout, Grid, KeyValue, MaskUse, Rows, SequenceLengths,
+    SequenceTerms, Slopes, SmallTensor, SoftmaxOutputs, TensorRole, size,
 };
 use crate::{DType, MaskGeometry, TensorDesc, View, Violation};
 
@@ -20,15 +20,6 @@ fn in_order(desc: &TensorDesc) -> TensorDesc {
 /// Most sequences that one call may have, since they are resolved one by one. Calls of FusedInferAttentionScore have
 /// fewer.
 const MOST_BATCH: usize = 2 << 20;
-
-/// The first element, and the strides from one head to the next and from one row to the next, of a tensor in which
-/// the element of head and row is `element(head, row)`.
-fn steps(element: impl Fn(usize, usize) -> u64) -> [i64; 3] {
-    // Elements that the tensor has are below 2^63; the number for any other element does not matter.
-    let index = |head, row| i64::try_from(element(head, row)).unwrap_or(i64::MAX);
-    let first = index(0, 0);
-    [first, index(1, 0).saturating_sub(first), index(0, 1).saturating_sub(first)]
-}
 
 impl<'a> FlashAttentionProblem<'a> {
     /// The problem that a kernel solves.
@@ -173,7 +164,7 @@ impl<'a> FlashAttentionProblem<'a> {
                 bias: None,
                 key_offset: 0,
                 dropped: None,
-                softmax: self.softmax_rows(order, &sequence, heads),
+                softmax: order.rows(&sequence, heads),
             }
         });
         Ok(AttentionProblem {
@@ -209,52 +200,23 @@ impl<'a> FlashAttentionProblem<'a> {
 
     fn terms(&self, sequence: &Sequence) -> SequenceTerms {
         let heads = size(self.heads);
-        let mask = match (self.mask, self.call.mask()) {
-            (MaskKind::Full(form), Some(mask)) => {
-                let [first, head, row] = steps(|n, i| form.element(sequence, (n, heads), i, 0));
-                let offset = in_order(mask).offset;
-                Some(MaskRows::new(first.saturating_add(offset), head, row))
-            }
-            _ => None,
-        };
-        let bias = match (self.bias, &self.call.real_shift) {
-            (Bias::Tensor { form, .. }, Some(bias)) => {
-                let up_to_row = matches!(form, BiasForm::LastRows { .. });
-                let element = |n, i| form.element(sequence, (n, heads), i, 0);
-                // Every row has key 0, whose distance is the row's number.
-                let [first, head, row] = steps(|n, i| element(n, i).unwrap_or(0));
-                Some(BiasRows {
-                    first: first.saturating_add(in_order(bias).offset),
-                    head,
-                    row: if up_to_row { -1 } else { row },
-                    up_to_row,
-                })
-            }
-            _ => None,
-        };
-        let dropped = self.call.drop_mask.as_ref().map(|mask| {
-            let bit = |head, row| self.drop_bit(sequence, head, row, 0);
-            let offset = u64::try_from(in_order(mask).offset).unwrap_or(0);
-            let first = bit(0, 0);
-            DropRows {
-                first: first.saturating_add(offset.saturating_mul(8)),
-                head: bit(1, 0).saturating_sub(first),
-                row: bit(0, 1).saturating_sub(first),
-            }
-        });
         SequenceTerms {
             geometry: self.geometry(sequence),
-            mask,
-            bias,
+            mask: match (self.mask, self.call.mask()) {
+                (MaskKind::Full(form), Some(mask)) => Some(form.rows(sequence, heads).moved(in_order(mask).offset)),
+                _ => None,
+            },
+            bias: match (self.bias, &self.call.real_shift) {
+                (Bias::Tensor { form, .. }, Some(bias)) => {
+                    Some(form.rows(sequence, heads).moved(in_order(bias).offset))
+                }
+                _ => None,
+            },
             key_offset: self.key_offset_of(sequence),
-            dropped,
-            softmax: self.softmax_rows(self.softmax_order, sequence, heads),
+            dropped: (self.call.drop_mask.as_ref())
+                .map(|mask| sequence.scores(heads).moved(in_order(mask).offset.saturating_mul(8))),
+            softmax: self.softmax_order.rows(sequence, heads),
         }
-    }
-
-    fn softmax_rows(&self, order: SoftmaxOrder, sequence: &Sequence, heads: usize) -> SoftmaxRows {
-        let [first, head, row] = steps(|n, i| order.element(sequence, heads, n, i) as u64);
-        SoftmaxRows { first, head, row }
     }
 
     fn softmax(&self, packed: bool, heads: usize) -> SoftmaxOutputs {
@@ -267,7 +229,7 @@ impl<'a> FlashAttentionProblem<'a> {
     }
 
     fn bias_tensor(&self) -> Option<BiasTensor> {
-        let Bias::Tensor { before_scale, .. } = self.bias else {
+        let Bias::Tensor { before_scale, form } = self.bias else {
             return None;
         };
         let bias = in_order(self.call.real_shift.as_ref()?);
@@ -275,6 +237,7 @@ impl<'a> FlashAttentionProblem<'a> {
             rows: Rows::none(bias.dtype),
             sizes: [self.lengths.batch(), size(self.heads), size(self.q_rows), size(self.kv_rows)],
             before_scale,
+            up_to_row: matches!(form, BiasForm::LastRows(_)),
         })
     }
 

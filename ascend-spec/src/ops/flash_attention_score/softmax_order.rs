@@ -1,7 +1,8 @@
 //! Where the number of a row is in `softmaxMax` and `softmaxSum`.
 
 use super::Sequence;
-use crate::attention_problem::SoftmaxRows;
+use crate::View;
+use crate::attention_problem::SoftmaxOutputs;
 
 /// The order of `softmaxMax` and `softmaxSum` in memory. Each row has [`SoftmaxOrder::COPIES`] equal, contiguous
 /// numbers.
@@ -20,7 +21,7 @@ pub enum SoftmaxOrder {
 
 impl SoftmaxOrder {
     /// Number of equal numbers for a row.
-    pub const COPIES: usize = SoftmaxRows::COPIES;
+    pub const COPIES: usize = SoftmaxOutputs::COPIES;
 
     /// The axes, in words.
     pub const fn name(self) -> &'static str {
@@ -37,22 +38,21 @@ impl SoftmaxOrder {
         (packed && heads > 1).then_some(self)
     }
 
-    /// Index of the first number of row `row` of a sequence with `heads` heads. Exact where the tensor fits in
-    /// memory; saturates elsewhere.
-    pub fn element(self, sequence: &Sequence, heads: usize, head: usize, row: usize) -> usize {
-        let block = |first: usize| {
-            let before = first.saturating_mul(heads);
-            before.saturating_add(head.saturating_mul(sequence.q_len)).saturating_add(row)
+    /// The first numbers of the rows of a sequence with `heads` heads. Exact where the tensor fits in memory; saturates
+    /// elsewhere.
+    pub fn rows(self, sequence: &Sequence, heads: usize) -> View {
+        let [heads, q_len] = [heads, sequence.q_len].map(|size| size as i64);
+        let first = match self {
+            SoftmaxOrder::Batches => (sequence.index as i64).saturating_mul(q_len),
+            SoftmaxOrder::SequenceBlocks | SoftmaxOrder::SameAsInput => sequence.q_first as i64,
         };
-        let row = match self {
-            SoftmaxOrder::Batches => block(sequence.index.saturating_mul(sequence.q_len)),
-            SoftmaxOrder::SequenceBlocks => block(sequence.q_first),
-            SoftmaxOrder::SameAsInput => {
-                let row = sequence.q_first.saturating_add(row);
-                row.saturating_mul(heads).saturating_add(head)
-            }
+        let (head, row) = match self {
+            SoftmaxOrder::Batches | SoftmaxOrder::SequenceBlocks => (q_len, 1),
+            SoftmaxOrder::SameAsInput => (1, heads),
         };
-        row.saturating_mul(Self::COPIES)
+        let [offset, head, row] =
+            [first.saturating_mul(heads), head, row].map(|numbers| numbers.saturating_mul(Self::COPIES as i64));
+        View { offset, batch: 0, head, row, dim: 1 }
     }
 }
 
@@ -65,16 +65,17 @@ mod tests {
     fn each_order_has_a_place_for_each_row() {
         let lengths = Lengths::Packed { q_ends: &[2, 2, 5], kv_ends: &[1, 2, 3] };
         let heads = 2;
-        let places = |order: SoftmaxOrder| -> Vec<usize> {
+        let places = |order: SoftmaxOrder| -> Vec<i64> {
             let of_sequence = |sequence: Sequence| {
-                (0..heads)
-                    .flat_map(move |n| (0..sequence.q_len).map(move |row| order.element(&sequence, heads, n, row) / 8))
+                (0..heads).flat_map(move |n| {
+                    (0..sequence.q_len).map(move |row| order.rows(&sequence, heads).at(0, n, row) / 8)
+                })
             };
             lengths.sequences().flat_map(of_sequence).collect()
         };
         assert_eq!(places(SoftmaxOrder::SequenceBlocks), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
         assert_eq!(places(SoftmaxOrder::SameAsInput), [0, 2, 1, 3, 4, 6, 8, 5, 7, 9]);
         let second = Sequence { index: 1, q_len: 3, ..Sequence::default() };
-        assert_eq!(SoftmaxOrder::Batches.element(&second, 2, 1, 2), (6 + 3 + 2) * 8);
+        assert_eq!(SoftmaxOrder::Batches.rows(&second, 2).at(0, 1, 2), (6 + 3 + 2) * 8);
     }
 }

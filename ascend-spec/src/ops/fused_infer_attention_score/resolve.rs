@@ -157,6 +157,7 @@ fn problem<'a>(f: &Facts<'a>, (work, mode, mask): Verdict) -> Result<AttentionPr
             rows: Rows { view, lanes: 0, dtype: pse.dtype },
             sizes: [0, 1, 2, 3].map(axis),
             before_scale: false,
+            up_to_row: false,
         });
     }
     quantised(f, &mut problem)?;

@@ -2,9 +2,9 @@
 
 use super::described;
 use ascend_spec::ops::flash_attention_score::{
-    Bias, FlashAttentionProblem, MaskKind, Parameter, Sequence, SoftmaxOrder, Version, Work,
+    Bias, BiasForm, FlashAttentionProblem, MaskKind, Parameter, Sequence, SoftmaxOrder, Version, Work,
 };
-use ascend_spec::{Cann, Soc, Target, TensorDesc};
+use ascend_spec::{Cann, Soc, Target, TensorDesc, View};
 use std::path::Path;
 
 const TARGETS: [Target; 3] = [
@@ -39,25 +39,14 @@ fn resolved_stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
     for of in p.sequences().take(64) {
         let terms = resolved.terms_of(of.index).expect("terms of each sequence");
         assert_eq!(terms.geometry, p.geometry(&of), "{id}");
-        for (head, i) in ends(heads).flat_map(|n| ends(of.q_len).map(move |i| (n, i))) {
-            let softmax = terms.softmax;
-            let row = softmax.first + head as i64 * softmax.head + i as i64 * softmax.row;
-            assert_eq!(row as usize, p.softmax_order.element(&of, heads, head, i), "{id}");
-            for j in ends(of.kv_len) {
-                let heads = (head, heads);
-                if let (MaskKind::Full(form), Some(mask)) = (p.mask, terms.mask) {
-                    let element = mask.of_head(head).element(i, j);
-                    assert_eq!(element, Some(form.element(&of, heads, i, j) as i64), "{id}");
-                }
-                if let (Bias::Tensor { form, .. }, Some(bias)) = (p.bias, terms.bias) {
-                    let element = form.element(&of, heads, i, j);
-                    assert_eq!(bias.element(head, i, j), element.map(|at| at as i64), "{id}");
-                }
-                if let Some(dropped) = terms.dropped {
-                    assert_eq!(dropped.bit(head, i, j), p.drop_bit(&of, head, i, j), "{id}");
-                }
-            }
+        assert_eq!(terms.softmax, p.softmax_order.rows(&of, heads), "{id}");
+        if let (MaskKind::Full(form), Some(mask)) = (p.mask, terms.mask) {
+            assert_eq!(mask, form.rows(&of, heads), "{id}");
         }
+        if let (Bias::Tensor { form, .. }, Some(bias)) = (p.bias, terms.bias) {
+            assert_eq!(bias, form.rows(&of, heads), "{id}");
+        }
+        assert!(terms.dropped.is_none_or(|dropped| dropped == of.scores(heads)), "{id}");
     }
 }
 
@@ -83,25 +72,22 @@ fn stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
 }
 
 fn row_stays_within(p: &FlashAttentionProblem<'_>, of: &Sequence, head: usize, i: usize, id: &str) {
-    let heads = (head, p.heads as usize);
-    let softmax = p.softmax_order.element(of, heads.1, head, i) + SoftmaxOrder::COPIES;
-    assert!(softmax as u64 <= elements(p.call.softmax_max), "{id}");
-    if let Some(slope) = p.bias.slope(of, heads) {
-        assert!(slope < elements(p.call.real_shift), "{id}");
-    }
+    let heads = p.heads as usize;
+    let softmax = p.softmax_order.rows(of, heads).at(0, head, i) as u64;
+    assert!(softmax + SoftmaxOrder::COPIES as u64 <= elements(p.call.softmax_max), "{id}");
     for j in ends(of.kv_len) {
+        let within = |rows: View, count: u64| assert!((rows.element(head, i, j) as u64) < count, "{id}");
         if let MaskKind::Full(mask) = p.mask {
-            assert!(mask.element(of, heads, i, j) < elements(p.call.atten_mask), "{id}");
+            within(mask.rows(of, heads), elements(p.call.atten_mask));
         }
         if let Bias::Tensor { form, .. } = p.bias
-            && let Some(element) = form.element(of, heads, i, j)
+            && (j <= i || !matches!(form, BiasForm::LastRows(_)))
         {
-            assert!(element < elements(p.call.real_shift), "{id}");
+            within(form.rows(of, heads), elements(p.call.real_shift));
         }
-        let bit = p.drop_bit(of, head, i, j);
-        assert!(bit < p.drop_bits(), "{id}");
+        within(of.scores(heads), p.drop_bits());
         let bytes = elements(p.call.drop_mask);
-        assert!(bytes == 0 || bit / 8 < bytes, "{id}");
+        assert!(bytes == 0 || p.drop_bits().div_ceil(8) <= bytes, "{id}");
     }
 }
 

@@ -5,7 +5,7 @@ use crate::allowed::Outcome;
 use crate::attention_problem;
 use crate::ops::flash_attention_score::{FlashAttentionProblem, FullMask, MaskKind, Parameter, Sequence, Version};
 use crate::rule::{require, rules};
-use crate::{Change, DType, Dims, Lengths, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, Violation};
+use crate::{Change, DType, Dims, Lengths, MaskDemand, NewArgument, Operator, SparseMode, TensorDesc, View, Violation};
 
 rules! {
     in Scope::ALL;
@@ -83,21 +83,18 @@ pub(crate) fn check(p: &FlashAttentionProblem<'_>) -> Result<(SparseMode, MaskKi
 /// The layout of a mask of this shape, if it is a full one.
 fn full(p: &FlashAttentionProblem<'_>, mask: &TensorDesc) -> Option<FullMask> {
     let (rows, keys) = (p.q_rows, p.kv_rows);
-    let size = |dim: i64| u64::try_from(dim).unwrap_or(0);
-    let (row, one) = (size(keys), size(rows).saturating_mul(size(keys)));
-    let batched = |batch, head| FullMask::Batched { batch, head, row };
+    let one = rows.saturating_mul(keys);
+    let batched = |batch, head| FullMask::Batched(View { offset: 0, batch, head, row: keys, dim: 1 });
     let shared = |b: i64, n: i64| b == 1 && n == 1;
     match mask.shape[..] {
         [s, t] if (s, t) == (rows, keys) => Some(batched(0, 0)),
-        [s, t] if p.sums() == Some((s, t)) => Some(FullMask::Diagonal { row: size(t) }),
+        [s, t] if p.sums() == Some((s, t)) => Some(FullMask::Diagonal { row: t }),
         [b, n, s, t] if (s, t) == (rows, keys) => match p.lengths {
             _ if shared(b, n) => Some(batched(0, 0)),
             Lengths::Packed { .. } if b == p.batch && n == 1 => Some(FullMask::Packed { heads: false }),
             Lengths::Packed { .. } if b == p.batch && n == p.heads => Some(FullMask::Packed { heads: true }),
             Lengths::Dense { .. } if b == p.batch && n == 1 => Some(batched(one, 0)),
-            Lengths::Dense { .. } if b == p.batch && n == p.heads => {
-                Some(batched(one.saturating_mul(size(p.heads)), one))
-            }
+            Lengths::Dense { .. } if b == p.batch && n == p.heads => Some(batched(one.saturating_mul(p.heads), one)),
             _ => None,
         },
         _ => None,
@@ -155,15 +152,14 @@ impl FlashAttentionProblem<'_> {
         }
         let heads = attention_problem::size(self.heads);
         for sequence in self.lengths.sequences() {
-            let geometry = self.geometry(&sequence);
+            let (geometry, elements) = (self.geometry(&sequence), mask.rows(&sequence, heads));
             for head in 0..heads {
                 let (rows, keys) = (0..sequence.q_len, 0..sequence.kv_len);
                 let shown = rows
                     .flat_map(|i| keys.clone().map(move |j| (i, j)))
                     .filter(|&(i, j)| !geometry.sees(i as u64, j as u64))
                     .find(|&(i, j)| {
-                        let element = mask.element(&sequence, (head, heads), i, j);
-                        let element = usize::try_from(element).ok();
+                        let element = usize::try_from(elements.element(head, i, j)).ok();
                         element.and_then(|element| hides.get(element)) == Some(&0)
                     });
                 if let Some((i, j)) = shown {

@@ -6,7 +6,7 @@ use crate::attention_problem::BiasLints;
 use crate::ops::flash_attention_score::bias::BiasForm;
 use crate::ops::flash_attention_score::{Bias, FlashAttentionCall, FlashAttentionProblem, MaskKind, Version};
 use crate::rule::{require, rules};
-use crate::{DType, Dims, Lengths, SparseMode, TensorDesc, Violation};
+use crate::{DType, Dims, Lengths, SparseMode, TensorDesc, View, Violation};
 
 rules! {
     in Scope::ALL;
@@ -151,13 +151,11 @@ fn is_causal(p: &FlashAttentionProblem<'_>) -> bool {
     }
 }
 
-fn size(dim: i64) -> u64 {
-    u64::try_from(dim).unwrap_or(0)
-}
-
+/// The last rows of a bias whose first axis has size `batch`.
 fn last_rows(p: &FlashAttentionProblem<'_>, batch: i64) -> BiasForm {
-    let one = size(p.heads).saturating_mul(BiasForm::LAST_ROWS as u64).saturating_mul(size(p.kv_rows));
-    BiasForm::LastRows { batch: if batch == 1 { 0 } else { one }, width: size(p.kv_rows) }
+    let head = BiasForm::LAST_ROWS.saturating_mul(p.kv_rows);
+    let batch = if batch == 1 { 0 } else { p.heads.saturating_mul(head) };
+    BiasForm::LastRows(View { offset: head - 1, batch, head, row: -1, dim: 1 })
 }
 
 fn dense(p: &FlashAttentionProblem<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
@@ -174,12 +172,14 @@ fn dense(p: &FlashAttentionProblem<'_>, bias: &TensorDesc, causal: bool) -> Resu
         return Err(shape());
     }
     if rows == p.q_rows || rows == 1 {
-        let head = size(rows).saturating_mul(size(keys));
-        return Ok(BiasForm::Batched {
-            batch: if b == 1 { 0 } else { head.saturating_mul(size(n)) },
+        let head = rows.saturating_mul(keys);
+        return Ok(BiasForm::Batched(View {
+            offset: 0,
+            batch: if b == 1 { 0 } else { head.saturating_mul(n) },
             head,
-            row: if rows == 1 { 0 } else { size(keys) },
-        });
+            row: if rows == 1 { 0 } else { keys },
+            dim: 1,
+        }));
     }
     if rows != BiasForm::LAST_ROWS {
         return Err(shape());
