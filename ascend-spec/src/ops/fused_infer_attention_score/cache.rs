@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use crate::{DType, Dims};
+use crate::layout::Extents;
+use crate::{DType, Dims, TensorDesc};
 
 /// The memory layout of a paged cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,6 +17,36 @@ pub enum Cache {
 }
 
 impl Cache {
+    /// The layout of a cache by its number of axes.
+    pub(crate) fn of_rank(rank: usize) -> Option<Cache> {
+        match rank {
+            3 => Some(Cache::BnBsH),
+            4 => Some(Cache::BnNBsD),
+            5 => Some(Cache::Nz),
+            _ => None,
+        }
+    }
+
+    /// Extents of a cache: blocks, heads, tokens in a block, head dimension. `heads` is needed to split `H`; the other
+    /// layouts have their own count. `None` if the rank differs, or `H` does not divide by `heads`.
+    pub(crate) fn extents(self, desc: &TensorDesc, heads: i64) -> Option<Extents> {
+        let shaped = |batch, heads, rows, dim| Some(Extents { batch, heads, rows, dim });
+        match (self, &desc.shape[..]) {
+            (Cache::BnBsH, &[bn, bs, h]) if heads > 0 && h % heads == 0 => shaped(bn, heads, bs, h / heads),
+            (Cache::BnNBsD, &[bn, n, bs, d]) => shaped(bn, n, bs, d),
+            (Cache::Nz, &[bn, n, d1, bs, d0]) => shaped(bn, n, bs, d1.saturating_mul(d0)),
+            _ => None,
+        }
+    }
+
+    /// The heads of a cache that has an axis of them.
+    pub(crate) fn heads(desc: &TensorDesc) -> Option<i64> {
+        match desc.shape[..] {
+            [_, heads, _, _] | [_, heads, _, _, _] => Some(heads),
+            _ => None,
+        }
+    }
+
     /// Shape of a cache with `heads` key heads of `dim` elements; `None` where the sizes do not fit the layout.
     ///
     /// One element of INT32 holds eight INT4, along the last axis.
@@ -67,15 +98,13 @@ impl fmt::Display for Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TensorDesc;
-    use crate::ops::fused_infer_attention_score::rules::paged::extents;
 
     #[test]
     fn shapes_are_read_back_as_they_were_made() {
         for cache in [Cache::BnBsH, Cache::BnNBsD, Cache::Nz] {
             for dtype in [DType::Float16, DType::Int8, DType::Int32] {
                 let shape = cache.shape(dtype, 7, 32, 3, 64).unwrap();
-                let read = extents(cache, &TensorDesc::packed(dtype, shape), 3).unwrap();
+                let read = cache.extents(&TensorDesc::packed(dtype, shape), 3).unwrap();
                 let dim = if dtype == DType::Int32 { 8 } else { 64 };
                 assert_eq!((read.batch, read.heads, read.rows, read.dim), (7, 3, 32, dim));
             }

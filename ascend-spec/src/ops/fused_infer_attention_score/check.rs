@@ -136,6 +136,7 @@ impl<'a> FiaCall<'a> {
         let kv_heads = heads::kv_heads(self);
         let nibbles = lists::nibbles(version, &main);
         let forgotten = entry::Remainder::Forgotten;
+        let dim_of = |extents: Option<Extents>| extents.map_or(0, |extents| extents.dim);
         let dim = |desc: &TensorDesc| {
             if target.cann < Cann::V8_5 {
                 // Before 8.5 no check reads it.
@@ -144,10 +145,8 @@ impl<'a> FiaCall<'a> {
             let dim = match (self.block_table.is_some(), &desc.shape[..]) {
                 // The operator drops the remainder.
                 (true, &[_, _, hidden]) if kv_heads > 0 => hidden / kv_heads,
-                (true, &[_, _, _, dim]) => dim,
-                (true, &[_, _, runs, _, run]) => runs.saturating_mul(run),
-                (true, _) => 0,
-                (false, _) => forgotten.extents(layout, desc, kv_heads).map_or(0, |extents| extents.dim),
+                (true, shape) => dim_of(Cache::of_rank(shape.len()).and_then(|cache| cache.extents(desc, kv_heads))),
+                (false, _) => dim_of(forgotten.extents(layout, desc, kv_heads)),
             };
             dim.saturating_mul(nibbles)
         };
@@ -185,12 +184,12 @@ impl<'a> FiaCall<'a> {
             false => entry::Remainder::Refused,
         };
         let lying = |cache: Option<Cache>, desc: &TensorDesc| match cache {
-            Some(cache) => paged::extents(cache, desc, kv_heads),
+            Some(cache) => cache.extents(desc, kv_heads),
             None => remainder.extents(layout, desc, kv_heads),
         };
         // In the decode path the value may have other axes than the key.
         let value_cache = match (cache, checker) {
-            (Some(_), Checker::Decode) => paged::of_rank(main.value.shape.rank()).or(cache),
+            (Some(_), Checker::Decode) => Cache::of_rank(main.value.shape.rank()).or(cache),
             _ => cache,
         };
         let counted = |cache, desc| {

@@ -1,6 +1,7 @@
 //! Outputs that follow from a call's inputs.
 
-use super::FiaCall;
+use super::rules::heads::kv_heads;
+use super::{Cache, FiaCall};
 use crate::layout::Extents;
 use crate::{DType, Layout, Target, TensorDesc};
 
@@ -72,20 +73,10 @@ impl FiaCall<'_> {
     /// Head dimension of the value.
     fn value_head_dim(&self, layout: Layout) -> Option<i64> {
         let value = self.value.first()?;
-        let heads = match self.num_key_value_heads {
-            0 => self.num_heads,
-            heads => heads,
-        };
-        let dim = if self.block_table.is_some() {
-            // Cache orders: [blocks, block size, H], [blocks, N, block size, D], [blocks, N, D / c, block size, c].
-            match value.shape[..] {
-                [_, _, hidden] if heads > 0 && hidden % heads == 0 => hidden / heads,
-                [_, _, _, dim] => dim,
-                [_, _, parts, _, part] => parts.checked_mul(part)?,
-                _ => return None,
-            }
-        } else {
-            layout.input().extents(&value.shape, heads)?.dim
+        let heads = kv_heads(self);
+        let Extents { dim, .. } = match self.block_table {
+            Some(_) => Cache::of_rank(value.shape.rank())?.extents(value, heads)?,
+            None => layout.input().extents(&value.shape, heads)?,
         };
         match value.dtype {
             // Each INT32 holds eight INT4.

@@ -2,7 +2,7 @@
 
 use super::Facts;
 use crate::allowed::{DivisorsOf, Outcome, Shown};
-use crate::ops::fused_infer_attention_score::{FiaCall, Parameter, Version};
+use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Axes, Change, DType, Rule, TensorDesc, Violation};
 
@@ -93,8 +93,7 @@ pub(crate) fn key_value(f: &Facts<'_>) -> Result<(), Violation> {
 pub(crate) fn of_key(f: &Facts<'_>) -> Option<Change> {
     let axes = f.layout.input();
     let heads_of = |desc: &TensorDesc| match (f.paged(), &desc.shape[..]) {
-        (true, &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
-        (true, _) => None,
+        (true, _) => Cache::heads(desc),
         (false, shape) if axes != Axes::Bsh => axes.extents(shape, 1).map(|extents| extents.heads),
         (false, _) => None,
     };

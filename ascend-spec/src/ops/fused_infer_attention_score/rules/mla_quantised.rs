@@ -75,7 +75,7 @@ pub(crate) fn full_quant(f: &Facts<'_>) -> Result<(), Violation> {
         ),
     );
     let alike = |desc: &TensorDesc, dim| {
-        super::paged::extents(Cache::Nz, desc, 1).is_some_and(|extents| {
+        Cache::Nz.extents(desc, 1).is_some_and(|extents| {
             (extents.batch, extents.heads, extents.rows, extents.dim) == (f.k.batch, 1, 128, dim)
         })
     };

@@ -2,7 +2,6 @@
 
 use super::Facts;
 use crate::allowed::{Axis, Multiples, Shapes};
-use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Cache, FiaCall, Parameter, Route, Version};
 use crate::rule::{broken, require, rules};
 use crate::{Cann, DType, Layout, Rule, TensorDesc, Violation};
@@ -60,36 +59,15 @@ pub(crate) fn unchecked_layout(f: &Facts<'_>) -> Result<(), Violation> {
     UNCHECKED.takes(f.layout, [Layout::Bsh, Layout::Bsnd, Layout::Bnsd, Layout::Tnd])
 }
 
-/// The format of a cache by its number of axes.
-pub(crate) fn of_rank(rank: usize) -> Option<Cache> {
-    match rank {
-        3 => Some(Cache::BnBsH),
-        4 => Some(Cache::BnNBsD),
-        5 => Some(Cache::Nz),
-        _ => None,
-    }
-}
-
 /// The memory layout of the cache, by the number of the key's axes. The decode path treats other numbers of axes as
 /// BnBsH.
 pub(crate) fn cache(call: &FiaCall<'_>, key: &TensorDesc, route: Route) -> Result<Option<Cache>, Violation> {
     if call.block_table.is_none() {
         return Ok(None);
     }
-    match (of_rank(key.shape.rank()), route) {
+    match (Cache::of_rank(key.shape.rank()), route) {
         (None, Route::Prefill) => Err(CACHE_RANK.broken(key.shape, "3, 4 or 5 axes")),
         (cache, _) => Ok(Some(cache.unwrap_or(Cache::BnBsH))),
-    }
-}
-
-/// Extents of a cache: blocks, heads, tokens in a block, head dimension.
-pub(crate) fn extents(cache: Cache, desc: &TensorDesc, kv_heads: i64) -> Option<Extents> {
-    let shaped = |batch, heads, rows, dim| Some(Extents { batch, heads, rows, dim });
-    match (cache, &desc.shape[..]) {
-        (Cache::BnBsH, &[bn, bs, h]) if kv_heads > 0 && h % kv_heads == 0 => shaped(bn, kv_heads, bs, h / kv_heads),
-        (Cache::BnNBsD, &[bn, n, bs, d]) => shaped(bn, n, bs, d),
-        (Cache::Nz, &[bn, n, d1, bs, d0]) => shaped(bn, n, bs, d1.saturating_mul(d0)),
-        _ => None,
     }
 }
 

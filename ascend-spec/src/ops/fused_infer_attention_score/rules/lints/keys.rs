@@ -136,8 +136,8 @@ pub(super) fn rope(p: &CheckedCall<'_>, report: Report<'_>) {
         return;
     };
     let size = |value: usize| i64::try_from(value).unwrap_or(i64::MAX);
-    let grid = crate::ops::fused_infer_attention_score::rules::paged::extents(cache, rope, size(p.problem.kv_heads))
-        .map(|extents| (extents.batch, extents.rows));
+    let extents = cache.extents(rope, size(p.problem.kv_heads));
+    let grid = extents.map(|extents| (extents.batch, extents.rows));
     lint!(
         report,
         grid == Some((size(pages.blocks), size(pages.block_size))),

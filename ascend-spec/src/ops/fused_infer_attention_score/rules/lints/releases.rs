@@ -6,7 +6,7 @@ use crate::allowed::{MultiplesOf, Named, Outcome};
 use crate::attention_problem::MaskUse;
 use crate::operator::Fix;
 use crate::ops::fused_infer_attention_score::rules::{lengths, packed};
-use crate::ops::fused_infer_attention_score::{CheckedCall, Checker, Parameter, Route, Version};
+use crate::ops::fused_infer_attention_score::{Cache, CheckedCall, Checker, Parameter, Route, Version};
 use crate::rule::rules;
 use crate::{Cann, Change, DType, NewArgument, Operator, SparseMode};
 
@@ -320,8 +320,9 @@ fn split_fused(p: &CheckedCall<'_>, report: Report<'_>) {
         Change::set(Parameter::NumKeyValueHeads, call.num_heads),
     );
     let axis = |key: &crate::TensorDesc| match (p.problem.pages, &key.shape[..]) {
-        (None, &[_, heads, _]) | (Some(_), &[_, heads, _, _] | &[_, heads, _, _, _]) => Some(heads),
-        _ => None,
+        (None, &[_, heads, _]) => Some(heads),
+        (None, _) => None,
+        (Some(_), _) => Cache::heads(key),
     };
     let out = call.attention_out.map(|out| out.dtype);
     let heads = i64::try_from(p.problem.kv_heads).unwrap_or(i64::MAX);

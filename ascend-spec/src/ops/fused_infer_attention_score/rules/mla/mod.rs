@@ -143,7 +143,7 @@ pub(crate) fn prefill(f: &Facts<'_>) -> Result<(), Violation> {
     let key_fits = match f.cache {
         None => wanted(k, f.k),
         // The number of blocks is not compared.
-        Some(cache) => super::paged::extents(cache, k, f.kv_heads).is_some_and(|extents| {
+        Some(cache) => cache.extents(k, f.kv_heads).is_some_and(|extents| {
             extents.heads == f.k.heads && extents.dim == 64 && (cache == Cache::Nz || extents.rows == f.k.rows)
         }),
     };
@@ -273,7 +273,7 @@ pub(super) fn block_size(f: &Facts<'_>, cache: Cache, sliding: bool) -> Result<(
 
 pub(super) fn caches(f: &Facts<'_>, cache: Cache, k_rope: &TensorDesc) -> Result<(), Violation> {
     let bs = f.call.block_size;
-    let rope = super::paged::extents(cache, k_rope, 1);
+    let rope = cache.extents(k_rope, 1);
     let grid = |extents: Extents| (extents.batch, extents.heads, extents.rows);
     let lanes = |desc: &TensorDesc| 256 / i64::from(desc.dtype.bits().max(1));
     let nz =

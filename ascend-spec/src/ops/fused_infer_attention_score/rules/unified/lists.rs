@@ -69,7 +69,7 @@ pub(crate) fn ranks(f: &Facts<'_>) -> Result<(), Violation> {
         Rank(f.value.shape.rank()),
     )?;
     if f.paged() {
-        require!(paged::of_rank(f.key.shape.rank()).is_some(), paged::CACHE_RANK, f.key.shape, "3, 4 or 5 axes",);
+        require!(Cache::of_rank(f.key.shape.rank()).is_some(), paged::CACHE_RANK, f.key.shape, "3, 4 or 5 axes",);
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use crate::allowed::Named;
 use crate::layout::Extents;
 use crate::operator::OwnedValue;
 use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
-use crate::ops::fused_infer_attention_score::rules::{Facts, mla, padding, paged};
+use crate::ops::fused_infer_attention_score::rules::{Facts, mla, padding};
 use crate::ops::fused_infer_attention_score::{Cache, Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{Cann, Change, TensorDesc, Violation};
@@ -97,7 +97,7 @@ fn shapes(f: &Facts<'_>, q_rope: &TensorDesc, k_rope: &TensorDesc) -> Result<(),
         None => axes.extents(&k_rope.shape, f.kv_heads) == Some(Extents { dim: 64, ..f.k }),
         Some(cache) => {
             let run = 256 / i64::from(k_rope.dtype.bits().max(1));
-            paged::extents(cache, k_rope, f.kv_heads) == Some(Extents { dim: 64, ..f.k })
+            cache.extents(k_rope, f.kv_heads) == Some(Extents { dim: 64, ..f.k })
                 && (cache != Cache::Nz || k_rope.shape.last() == Some(&run))
         }
     };
