@@ -2,10 +2,10 @@
 //!
 //! Code that works on calls of any operator, such as case files, uses this list and names no operator.
 
-use crate::contract::CallContract;
+use crate::contract::{CallContract, DescribedOperator};
 use crate::operator::{Change, OwnedValue, ParameterInfo, Value, WrongKind};
 use crate::ops::for_each_operator;
-use crate::{Dims, OperatorVersion, Target, TensorDesc, Violation};
+use crate::{Cann, Dims, OperatorVersion, Rule, Target, TensorDesc, Violation};
 use std::fmt;
 
 /// Makes [`DeclaredOperator`] and [`AnyArguments`] from the list of operators.
@@ -51,6 +51,20 @@ macro_rules! declared_operators {
             pub fn version(self, number: u8) -> Option<OperatorVersion> {
                 match self {
                     $(Self::$variant => crate::ops::$module::$variant::version(number).map(|version| version.info()),)*
+                }
+            }
+
+            /// The operator's rules and lints.
+            pub(crate) fn rules(self) -> Box<dyn Iterator<Item = &'static Rule>> {
+                match self {
+                    $(Self::$variant => Box::new(crate::ops::$module::$variant::rules()),)*
+                }
+            }
+
+            /// Whether the libraries of a release export a function of the operator; `None` for functions of others.
+            pub(crate) fn exported(self, function: &str, cann: Cann) -> Option<bool> {
+                match self {
+                    $(Self::$variant => crate::ops::$module::$variant::exported(function, cann),)*
                 }
             }
 
@@ -377,7 +391,7 @@ impl From<WrongKind> for NotAnArgument {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Cann, DType, Soc, ops::fused_infer_attention_score as fia};
+    use crate::{DType, Soc, ops::fused_infer_attention_score as fia};
 
     #[test]
     fn operators_are_found_by_name_and_list_their_versions() {

@@ -1,47 +1,27 @@
 //! Queries over all operators: every rule, and which functions a release exports.
 
-use crate::contract::DescribedOperator;
-use crate::ops::for_each_operator;
+use crate::declared::DeclaredOperator;
 use crate::{Cann, Rule};
-
-/// The description of an operator from its folder, as data.
-struct Description {
-    rules: fn() -> Box<dyn Iterator<Item = &'static Rule>>,
-    exported: fn(&str, Cann) -> Option<bool>,
-}
-
-impl Description {
-    const fn of<O: DescribedOperator>() -> Self {
-        Description { rules: || Box::new(O::rules()), exported: O::exported }
-    }
-}
-
-macro_rules! described {
-    ($($operator:ident: $module:ident, $name:expr, $page:expr;)*) => {
-        /// Every operator, in the order of the list.
-        const EVERY: &[Description] = &[$(Description::of::<crate::ops::$module::$operator>(),)*];
-    };
-}
-
-for_each_operator! { described }
 
 /// Every rule and lint of every operator, and of ATB's attention, which is no operator of `aclnn`.
 pub fn every_rule() -> impl Iterator<Item = &'static Rule> {
     let atb = crate::ops::atb_attention::rules::RULES.iter().copied();
-    (EVERY.iter().flat_map(|operator| (operator.rules)())).chain(atb)
+    DeclaredOperator::ALL.iter().flat_map(|operator| operator.rules()).chain(atb)
 }
 
 /// Whether the libraries of a release export a function. The answer is true for functions of no operator, and, for
 /// operators added after 8.1 in an unknown release, for every release.
 pub fn is_exported(function: &str, cann: Cann) -> bool {
-    let mut known = (EVERY.iter()).filter_map(|operator| (operator.exported)(function, cann));
+    let mut known = DeclaredOperator::ALL.iter().filter_map(|operator| operator.exported(function, cann));
     known.next().unwrap_or(true)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operator::{DeclaredParameter, DeclaredVersion};
+    use crate::contract::DescribedOperator;
+    use crate::operator::DeclaredParameter;
+    use crate::ops::for_each_operator;
 
     #[test]
     fn ids_are_unique_over_all_operators() {
@@ -72,10 +52,12 @@ mod tests {
         assert_eq!(since("aclnnQuantFlashAttentionScore"), [Cann::V9_0]);
     }
 
-    fn rules_name_their_operator<O: DescribedOperator>() {
-        for rule in O::rules() {
-            let mut versions = O::Version::ALL.iter();
-            assert!(versions.any(|version| Some(version.info()) == rule.since), "{}", rule.id);
+    #[test]
+    fn a_rule_names_its_operator() {
+        for operator in DeclaredOperator::ALL {
+            for rule in operator.rules() {
+                assert!(operator.versions().any(|version| Some(version) == rule.since), "{}", rule.id);
+            }
         }
     }
 
@@ -105,27 +87,12 @@ mod tests {
 
     macro_rules! checks {
         ($($operator:ident: $module:ident, $name:expr, $page:expr;)*) => {
-            /// Both checks of each operator.
-            const CHECKS: &[[fn(); 2]] = &[$([
-                rules_name_their_operator::<crate::ops::$module::$operator>,
-                names_and_numbers_are_unique::<crate::ops::$module::$operator>,
-            ],)*];
+            #[test]
+            fn parameters_are_named_and_numbered_once() {
+                $(names_and_numbers_are_unique::<crate::ops::$module::$operator>();)*
+            }
         };
     }
 
     for_each_operator! { checks }
-
-    #[test]
-    fn a_rule_names_its_operator() {
-        for [rules, _] in CHECKS {
-            rules();
-        }
-    }
-
-    #[test]
-    fn parameters_are_named_and_numbered_once() {
-        for [_, parameters] in CHECKS {
-            parameters();
-        }
-    }
 }
