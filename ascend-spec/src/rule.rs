@@ -259,15 +259,7 @@ impl Violation {
         allowed: impl fmt::Display,
         fix: impl fmt::Display,
     ) -> Self {
-        Violation {
-            rule,
-            given: given.to_string(),
-            allowed: allowed.to_string(),
-            fix: fix.to_string(),
-            changes: Vec::new(),
-            status: rule.status,
-            taken_by: None,
-        }
+        broken(rule, given, allowed, format_args!("{fix}"))
     }
 
     /// The refusal of a call that needs `feature`, named by the argument or value that selects it, by

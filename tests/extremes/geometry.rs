@@ -76,8 +76,6 @@ pub const CALLS: &[Call] = &[
     ("CompressedMask", |draw| {
         let template = draw.of(&CompressedMask::ALL);
         let _ = template.hides(draw.u64(), draw.u64());
-        let _ = CompressedMask::causal_origin(draw.u64(), draw.u64(), draw.i64());
-        let _ = CompressedMask::prefix_origin(draw.u64(), draw.u64());
     }),
     ("TriangleMix", |draw| {
         let (sizes, part, rows) = draw.triangle();

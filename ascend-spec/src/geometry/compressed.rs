@@ -95,22 +95,6 @@ impl CompressedMask {
             [causal, halves, Region::NOTHING]
         })
     }
-
-    /// Row and column of the template at which the mask `key > row + bound` begins for a tile with this first row and
-    /// key. Rows and keys count within the sequence; the tile has at most [`CompressedMask::TILE`] of each. For the
-    /// lower bound of a band the operator reads the same mask for `bound = low - 1` and inverts it.
-    pub fn causal_origin(first_row: u64, first_key: u64, bound: i64) -> (u64, u64) {
-        let ahead = i128::from(first_key) - i128::from(first_row) - i128::from(bound);
-        let within = |distance: i128| u64::try_from(distance.clamp(0, i128::from(Self::TILE))).unwrap_or(Self::TILE);
-        (within(-ahead), within(ahead))
-    }
-
-    /// Row and column of [`CompressedMask::Prefix`] at which the mask `key >= prefix` begins for a tile with this
-    /// first key. In mode 6 a row sees a key that this mask or the causal one shows.
-    pub fn prefix_origin(first_key: u64, prefix: u64) -> (u64, u64) {
-        let left = prefix.saturating_sub(first_key).min(Self::TILE);
-        (Self::SIDE, Self::TILE - left)
-    }
 }
 
 #[cfg(test)]
@@ -118,6 +102,24 @@ mod tests {
     use super::*;
     use crate::MaskGeometry;
     use proptest::prelude::*;
+
+    /// Row and column of the template at which the mask `key > row + bound` begins for a tile with this first row and
+    /// key. Rows and keys count within the sequence; the tile has at most [`CompressedMask::TILE`] of each. For the
+    /// lower bound of a band the operator reads the same mask for `bound = low - 1` and inverts it.
+    fn causal_origin(first_row: u64, first_key: u64, bound: i64) -> (u64, u64) {
+        let ahead = i128::from(first_key) - i128::from(first_row) - i128::from(bound);
+        let within = |distance: i128| {
+            u64::try_from(distance.clamp(0, i128::from(CompressedMask::TILE))).unwrap_or(CompressedMask::TILE)
+        };
+        (within(-ahead), within(ahead))
+    }
+
+    /// Row and column of [`CompressedMask::Prefix`] at which the mask `key >= prefix` begins for a tile with this
+    /// first key. In mode 6 a row sees a key that this mask or the causal one shows.
+    fn prefix_origin(first_key: u64, prefix: u64) -> (u64, u64) {
+        let left = prefix.saturating_sub(first_key).min(CompressedMask::TILE);
+        (CompressedMask::SIDE, CompressedMask::TILE - left)
+    }
 
     /// Cell (a, b) of the tile that is read from an origin.
     fn read(mask: CompressedMask, origin: (u64, u64), a: u64, b: u64) -> bool {
@@ -171,8 +173,8 @@ mod tests {
             let crate::MaskDemand::Compressed(mask) = mode.demand() else {
                 panic!("mode {mode}");
             };
-            let upper = CompressedMask::causal_origin(i0, j0, high);
-            let lower = low.map(|low| CompressedMask::causal_origin(i0, j0, low - 1));
+            let upper = causal_origin(i0, j0, high);
+            let lower = low.map(|low| causal_origin(i0, j0, low - 1));
             for (a, b) in cells {
                 let (a, b) = (a % tile.0, b % tile.1);
                 if i0 + a >= sq || j0 + b >= skv {
@@ -183,7 +185,7 @@ mod tests {
                     hidden |= !read(mask, lower, a, b);
                 }
                 if mode == SparseMode::PrefixCompress {
-                    hidden &= read(mask, CompressedMask::prefix_origin(j0, prefix), a, b);
+                    hidden &= read(mask, prefix_origin(j0, prefix), a, b);
                 }
                 prop_assert_eq!(!hidden, geometry.sees(i0 + a, j0 + b), "{} {}", i0 + a, j0 + b);
             }
@@ -192,8 +194,8 @@ mod tests {
         #[test]
         fn origins_leave_room_for_a_tile(i: u64, j: u64, bound: i64, prefix: u64) {
             for (mask, (row, column)) in [
-                (CompressedMask::Causal, CompressedMask::causal_origin(i, j, bound)),
-                (CompressedMask::Prefix, CompressedMask::prefix_origin(j, prefix)),
+                (CompressedMask::Causal, causal_origin(i, j, bound)),
+                (CompressedMask::Prefix, prefix_origin(j, prefix)),
             ] {
                 let last = CompressedMask::TILE - 1;
                 prop_assert!(mask.hides(row + last, column + last).is_some());

@@ -90,16 +90,6 @@ impl<'a> FlashAttentionProblem<'a> {
         }
     }
 
-    /// Query heads that share one key head.
-    pub fn group(&self) -> i64 {
-        self.heads / self.kv_heads.max(1)
-    }
-
-    /// Factor of the scores.
-    pub fn scale(&self) -> f64 {
-        self.call.scale
-    }
-
     /// Size of the row axes of query and key: of one sequence, or of all where they are packed.
     pub fn axis_rows(&self) -> (usize, usize) {
         let axis = self.layout.row_axis();

@@ -102,7 +102,7 @@ impl<'a> FlashAttentionProblem<'a> {
             value_dim: size(self.value_dim),
             rope_dim: size(self.rope_dim),
             packed: is_packed,
-            scale: self.scale(),
+            scale: call.scale,
             query_lengths,
             key_lengths,
             mode: self.mode,

@@ -56,7 +56,7 @@ fn stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
     resolved_stays_within(p, id);
     let (rows, keys) = p.axis_rows();
     let (query, key) = (elements(p.call.query), elements(p.call.key));
-    assert_eq!(p.kv_heads * p.group(), p.heads, "{id}");
+    assert_eq!(p.heads % p.kv_heads, 0, "{id}");
     assert!(query >= (p.heads * p.head_dim) as u64 && key >= (p.kv_heads * p.head_dim) as u64);
     for of in p.sequences().take(64) {
         assert!(of.q_first + of.q_len <= rows, "{id}: {of:?}");
