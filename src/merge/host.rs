@@ -1,6 +1,7 @@
 //! Merging in host memory.
 
-use ascend_spec::ops::attention_update::{Real, visible, weigh};
+use ascend_spec::ops::attention_update::{visible, weigh};
+use num_traits::Float;
 
 use crate::error::{Error, Result};
 
@@ -31,25 +32,7 @@ impl<R> Merged<R> {
     }
 }
 
-/// A type that [`merge_on_host`] computes in: `f32` or `f64`.
-pub trait HostReal: Real + Default + std::ops::Mul<Output = Self> + std::ops::AddAssign {
-    /// No number.
-    const NAN: Self;
-    /// The log-sum-exp over no keys.
-    const NO_KEYS: Self;
-}
-
-impl HostReal for f32 {
-    const NAN: Self = f32::NAN;
-    const NO_KEYS: Self = f32::NEG_INFINITY;
-}
-
-impl HostReal for f64 {
-    const NAN: Self = f64::NAN;
-    const NO_KEYS: Self = f64::NEG_INFINITY;
-}
-
-/// Merges parts in host memory, in the precision they are in. The [module](super) describes what becomes of rows
+/// Merges parts in host memory, in their precision: `f32` or `f64`. The [module](super) describes what becomes of rows
 /// without keys and of NaN.
 ///
 /// ```
@@ -67,31 +50,32 @@ impl HostReal for f64 {
 /// # Errors
 /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) without parts, for parts of different sizes, or for rows of
 /// different lengths.
-pub fn merge_on_host<R: HostReal>(parts: &[HostPart<'_, R>]) -> Result<Merged<R>> {
+pub fn merge_on_host<R: Float>(parts: &[HostPart<'_, R>]) -> Result<Merged<R>> {
     let (rows, dim) = sizes(parts)?;
-    let mut merged = Merged { attention: vec![R::default(); rows * dim], softmax_lse: LseNat(vec![R::NO_KEYS; rows]) };
-    let mut weights = vec![R::NO_KEYS; parts.len()];
+    let no_keys = R::neg_infinity();
+    let mut merged = Merged { attention: vec![R::zero(); rows * dim], softmax_lse: LseNat(vec![no_keys; rows]) };
+    let mut weights = vec![no_keys; parts.len()];
     for (row, lse_out) in merged.softmax_lse.0.iter_mut().enumerate() {
         for (weight, part) in weights.iter_mut().zip(parts) {
-            *weight = visible(part.softmax_lse.0.get(row).copied().unwrap_or(R::NO_KEYS));
+            *weight = visible(part.softmax_lse.0.get(row).copied().unwrap_or(no_keys));
         }
         let out = merged.attention.iter_mut().skip(row * dim).take(dim);
-        if weights.iter().any(|lse| lse.partial_cmp(lse).is_none()) {
-            *lse_out = R::NAN;
-            out.for_each(|out| *out = R::NAN);
+        if weights.iter().any(|lse| lse.is_nan()) {
+            *lse_out = R::nan();
+            out.for_each(|out| *out = R::nan());
             continue;
         }
-        if weights.iter().all(|&lse| lse == R::NO_KEYS) {
+        if weights.iter().all(|&lse| lse == no_keys) {
             continue;
         }
         // A part without keys is left out, whatever it holds.
-        let mut sum = vec![R::default(); dim];
-        let present: Vec<bool> = weights.iter().map(|&lse| lse != R::NO_KEYS).collect();
+        let mut sum = vec![R::zero(); dim];
+        let present: Vec<bool> = weights.iter().map(|&lse| lse != no_keys).collect();
         *lse_out = weigh(&mut weights);
         for ((&weight, part), _) in (weights.iter().zip(parts).zip(&present)).filter(|(_, here)| **here) {
             let elements = part.attention.iter().skip(row * dim);
             for (sum, &element) in sum.iter_mut().zip(elements) {
-                *sum += weight * element;
+                *sum = *sum + weight * element;
             }
         }
         out.zip(sum).for_each(|(out, sum)| *out = sum);

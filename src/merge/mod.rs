@@ -25,7 +25,7 @@ mod lse;
 mod plan;
 mod rows;
 
-pub use host::{HostPart, HostReal, Merged, merge_on_host};
+pub use host::{HostPart, Merged, merge_on_host};
 pub use lse::{LseLog2, LseNat};
 pub use plan::{EmptyRows, MergeOperation, MergePlan, MergeState, Part, Parts};
 pub use rows::{PartsOfRows, RowMerge, RowMergeOperation, RowMergePlan};

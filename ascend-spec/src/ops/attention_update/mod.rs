@@ -5,7 +5,7 @@
 pub mod rules;
 mod weights;
 
-pub use weights::{Real, visible, weigh};
+pub use weights::{visible, weigh};
 
 use crate::Cann::V8_1;
 use crate::contract::{CallContract, described_by};

@@ -1,79 +1,26 @@
 //! The arithmetic of a merge.
 
-/// A floating-point type that merges compute in.
-pub trait Real: Copy + PartialOrd + sealed::Arithmetic {}
-
-mod sealed {
-    pub trait Arithmetic: Sized {
-        const EMPTY: Self;
-        const ZERO: Self;
-        fn plus(self, other: Self) -> Self;
-        fn minus(self, other: Self) -> Self;
-        fn e_to(self) -> Self;
-        fn log(self) -> Self;
-        fn greater(self, other: Self) -> Self;
-        fn plus_infinite(self) -> bool;
-    }
-}
-
-macro_rules! real {
-    ($($real:ident),*) => {
-        $(
-            impl sealed::Arithmetic for $real {
-                const EMPTY: Self = $real::NEG_INFINITY;
-                const ZERO: Self = 0.0;
-
-                fn plus(self, other: Self) -> Self {
-                    self + other
-                }
-
-                fn minus(self, other: Self) -> Self {
-                    self - other
-                }
-
-                fn e_to(self) -> Self {
-                    self.exp()
-                }
-
-                fn log(self) -> Self {
-                    self.ln()
-                }
-
-                fn greater(self, other: Self) -> Self {
-                    self.max(other)
-                }
-
-                fn plus_infinite(self) -> bool {
-                    self == $real::INFINITY
-                }
-            }
-
-            impl Real for $real {}
-        )*
-    };
-}
-
-real!(f32, f64);
+use num_traits::Float;
 
 /// Merges the log-sum-exps of one row and replaces each by the weight of its part.
 ///
 /// Plain arithmetic, as the operator computes it; where it counts +inf as no keys, it is applied to the results of
 /// [`visible`]. With `m` the largest, `L = m + ln sum(exp(lse_i - m))` and the weight is `exp(lse_i - L)`. A part at
 /// -inf has weight 0; a row at -inf in all parts, at +inf in one, or at NaN in one, has NaN throughout.
-pub fn weigh<R: Real>(lse: &mut [R]) -> R {
-    let largest = lse.iter().fold(R::EMPTY, |most, one| most.greater(*one));
-    let sum = (lse.iter()).fold(R::ZERO, |sum, one| sum.plus(one.minus(largest).e_to()));
-    let merged = largest.plus(sum.log());
+pub fn weigh<R: Float>(lse: &mut [R]) -> R {
+    let largest = lse.iter().fold(R::neg_infinity(), |most, &one| most.max(one));
+    let sum = lse.iter().fold(R::zero(), |sum, &one| sum + (one - largest).exp());
+    let merged = largest + sum.ln();
     for one in lse {
-        *one = one.minus(merged).e_to();
+        *one = (*one - merged).exp();
     }
     merged
 }
 
 /// Converts a log-sum-exp of FusedInferAttentionScore for a merge: the operator marks a row without visible keys with
 /// +inf, where the log of a sum over no keys is -inf.
-pub fn visible<R: Real>(lse: R) -> R {
-    if lse.plus_infinite() { R::EMPTY } else { lse }
+pub fn visible<R: Float>(lse: R) -> R {
+    if lse == R::infinity() { R::neg_infinity() } else { lse }
 }
 
 #[cfg(test)]
