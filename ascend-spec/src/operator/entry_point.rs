@@ -12,68 +12,51 @@ pub enum EntryPoint<P: 'static> {
 }
 
 impl<P: DeclaredParameter> EntryPoint<P> {
+    /// The parameters that have a number, in the order of the C function.
+    fn numbered(self, number: fn(&ParameterInfo) -> Option<usize>) -> impl Iterator<Item = P> {
+        let (parameters, version) = match self {
+            EntryPoint::Version(version) => (P::ALL, version),
+            EntryPoint::Own(own) => (own, u8::MAX),
+        };
+        parameters.iter().copied().filter(move |parameter| {
+            let info = parameter.info();
+            info.since <= version && number(info).is_some()
+        })
+    }
+
     /// Number of inputs.
     pub fn inputs(self) -> usize {
-        match self {
-            EntryPoint::Version(version) => P::inputs_of(version),
-            EntryPoint::Own(own) => numbered(own, |info| info.input).count(),
-        }
+        self.numbered(|info| info.input).count()
     }
 
     /// Number of outputs.
     pub fn outputs(self) -> usize {
-        match self {
-            EntryPoint::Version(version) => P::outputs_of(version),
-            EntryPoint::Own(own) => numbered(own, |info| info.output).count(),
-        }
+        self.numbered(|info| info.output).count()
     }
 
     /// The parameter of this number among the inputs.
     pub fn input(self, number: usize) -> Option<P> {
         match self {
+            // An emulated launch asks for each tensor: the table is faster than a search.
             EntryPoint::Version(version) => P::of_input(number).filter(|parameter| parameter.info().since <= version),
-            EntryPoint::Own(own) => numbered(own, |info| info.input).nth(number),
+            EntryPoint::Own(_) => self.numbered(|info| info.input).nth(number),
         }
     }
 
     /// The parameter of this number among the outputs.
     pub fn output(self, number: usize) -> Option<P> {
-        match self {
-            EntryPoint::Version(version) => P::of_output(number).filter(|parameter| parameter.info().since <= version),
-            EntryPoint::Own(own) => numbered(own, |info| info.output).nth(number),
-        }
+        self.numbered(|info| info.output).nth(number)
     }
 
     /// The number of a parameter among the inputs.
     pub fn input_number(self, parameter: P) -> Option<usize> {
-        match self {
-            EntryPoint::Version(version) => {
-                let info = parameter.info();
-                info.input.filter(|_| info.since <= version)
-            }
-            EntryPoint::Own(own) => numbered(own, |info| info.input).position(|input| input == parameter),
-        }
+        self.numbered(|info| info.input).position(|input| input == parameter)
     }
 
     /// The number of a parameter among the outputs.
     pub fn output_number(self, parameter: P) -> Option<usize> {
-        match self {
-            EntryPoint::Version(version) => {
-                let info = parameter.info();
-                info.output.filter(|_| info.since <= version)
-            }
-            EntryPoint::Own(own) => numbered(own, |info| info.output).position(|output| output == parameter),
-        }
+        self.numbered(|info| info.output).position(|output| output == parameter)
     }
-}
-
-/// The parameters that have a number.
-fn numbered<P: DeclaredParameter>(
-    parameters: &[P],
-    number: fn(&ParameterInfo) -> Option<usize>,
-) -> impl Iterator<Item = P> {
-    let all = parameters.iter().copied();
-    all.filter(move |parameter| number(parameter.info()).is_some())
 }
 
 /// Passes the arguments of a declaration that a version of the operator has to the macro `then`, after the tokens

@@ -40,8 +40,8 @@ mod tests {
     fn inputs_are_counted_by_version() {
         let inputs = [17, 24, 27, 29, 31];
         for (version, inputs) in Version::ALL.into_iter().zip(inputs) {
-            assert_eq!(Parameter::inputs_of(version.number()), inputs);
-            assert_eq!(Parameter::outputs_of(version.number()), 2);
+            let entry_point = EntryPoint::<Parameter>::Version(version.number());
+            assert_eq!((entry_point.inputs(), entry_point.outputs()), (inputs, 2));
         }
         assert_eq!(Parameter::LearnableSink.info().input, Some(28));
         assert_eq!(scatter::Parameter::ValueCache.info().input, Some(4), "a cache is an input");

@@ -125,33 +125,12 @@ pub trait DeclaredParameter: Copy + Debug + Eq + Ord + Hash + Send + Sync + 'sta
     }
 
     /// The parameter of this number among the inputs.
-    fn of_input(number: usize) -> Option<Self> {
-        let mut all = Self::ALL.iter().copied();
-        all.find(|parameter| parameter.info().input == Some(number))
-    }
-
-    /// The parameter of this number among the outputs.
-    fn of_output(number: usize) -> Option<Self> {
-        let mut all = Self::ALL.iter().copied();
-        all.find(|parameter| parameter.info().output == Some(number))
-    }
+    fn of_input(number: usize) -> Option<Self>;
 
     /// The oldest version that has all of these parameters, of an operator whose versions extend each other.
     fn oldest_version(parameters: impl Iterator<Item = Self>) -> u8 {
         let since = parameters.map(|parameter| parameter.info().since);
         since.max().unwrap_or(1)
-    }
-
-    /// Number of inputs of a version, counted from 1, of an operator whose versions extend each other.
-    fn inputs_of(version: u8) -> usize {
-        let all = Self::ALL.iter().map(|parameter| parameter.info());
-        all.filter(|info| info.since <= version && info.input.is_some()).count()
-    }
-
-    /// Number of outputs of a version, counted from 1, of an operator whose versions extend each other.
-    fn outputs_of(version: u8) -> usize {
-        let all = Self::ALL.iter().map(|parameter| parameter.info());
-        all.filter(|info| info.since <= version && info.output.is_some()).count()
     }
 }
 
