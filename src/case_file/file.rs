@@ -106,7 +106,7 @@ impl<A: CaseArguments> Case<A> {
         arguments: &AnyArguments<&'c CaseTensor>,
     ) -> Result<(BTreeMap<&'static str, String>, NamedTensors<'c>), CaseError> {
         let operator = arguments.operator();
-        let mut entries = metadata::write(&self.with((), Vec::new()), operator)?;
+        let mut entries = metadata::write(self.with((), Vec::new()), operator)?;
         for parameter in operator.parameters() {
             let text = metadata::value_text(arguments, parameter)?;
             entries.extend(text.map(|text| (parameter.name, text)));

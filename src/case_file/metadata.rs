@@ -12,231 +12,179 @@ use super::{Case, CaseError, Expect, MaskSource, Tolerance};
 const FORMAT: &str = "ascend-attention-case";
 const VERSION: &str = "1";
 
-/// A key that gives no argument of the operator.
-struct Key {
-    name: &'static str,
-    read: fn(&mut Case, &'static str, &str) -> Result<(), CaseError>,
-    /// Returns the key's value; `None` if the case does without.
-    write: fn(&Case<()>) -> Option<String>,
+/// What a key gives that is no argument of the operator: a field of the case.
+enum Field {
+    /// A text; a case does without an empty one.
+    Text(fn(&mut Case<()>) -> &mut String),
+    OptionalText(fn(&mut Case<()>) -> &mut Option<String>),
+    Release(fn(&mut Case<()>) -> &mut Option<Cann>),
+    /// A distance on its own.
+    Distance(fn(&mut Case<()>) -> &mut Option<f64>),
+    /// The absolute part of a tolerance.
+    Atol(fn(&mut Case<()>) -> &mut Option<Tolerance>),
+    /// The relative part of a tolerance.
+    Rtol(fn(&mut Case<()>) -> &mut Option<Tolerance>),
+    Strides,
+    /// A field with its own functions; the one that writes returns `None` if the case does without the key.
+    Own(fn(&mut Case<()>, DeclaredOperator, &str) -> Result<(), CaseError>, fn(&Case<()>) -> Option<String>),
 }
 
 /// The keys in the order in which they are read, whatever their order in the file.
-const KEYS: &[Key] = &[
-    Key {
-        name: "name",
-        read: |case, _, text| {
-            text.clone_into(&mut case.name);
-            Ok(())
-        },
-        write: |case| Some(case.name.clone()).filter(|text| !text.is_empty()),
-    },
-    Key {
-        name: "note",
-        read: |case, _, text| {
-            text.clone_into(&mut case.note);
-            Ok(())
-        },
-        write: |case| Some(case.note.clone()).filter(|text| !text.is_empty()),
-    },
-    Key {
-        name: "atten_mask_kind",
-        read: |case, key, text| {
-            let kind = MASK_KINDS.iter().find(|(_, name)| *name == text);
-            let (kind, _) = kind.ok_or_else(|| CaseError::malformed(key, text, "`none`, `tensor` or `compressed`"))?;
-            case.mask = *kind;
-            Ok(())
-        },
-        write: |case| {
-            let kind = MASK_KINDS.iter().find(|(kind, _)| *kind == case.mask);
-            kind.map(|(_, name)| (*name).to_owned())
-        },
-    },
-    Key {
-        name: "expect",
-        read: |case, key, text| {
-            case.expect = match text {
-                "ok" => Expect::Ok,
-                "reject" => Expect::Reject { status: None },
-                _ => return Err(CaseError::malformed(key, text, "`ok` or `reject`")),
-            };
-            Ok(())
-        },
-        write: |case| (case.expect != Expect::Ok).then(|| "reject".to_owned()),
-    },
-    Key {
-        name: "expect_status",
-        read: |case, key, text| {
-            let code = i32::try_from(integer(key, text)?);
-            let code = code.map_err(|_| CaseError::malformed(key, text, "an integer of 32 bits"))?;
-            match &mut case.expect {
-                Expect::Reject { status } => *status = Some(code),
-                Expect::Ok => {
-                    return Err(CaseError::Contradiction(
-                        "there is an `expect_status`, but `expect` is not `reject`: leave it out, or expect the \
-                         refusal",
-                    ));
-                }
-            }
-            Ok(())
-        },
-        write: |case| match case.expect {
-            Expect::Reject { status } => Some(status?.to_string()),
-            Expect::Ok => None,
-        },
-    },
-    Key {
-        name: "expect_rule",
-        read: |case, _, text| {
-            case.expect_rule = Some(text.to_owned());
-            Ok(())
-        },
-        write: |case| case.expect_rule.clone(),
-    },
-    Key {
-        name: "atol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.tolerance).atol),
-        write: |case| case.tolerance.map(|tolerance| shown(tolerance.atol)),
-    },
-    Key {
-        name: "rtol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.tolerance).rtol),
-        write: |case| case.tolerance.map(|tolerance| shown(tolerance.rtol)),
-    },
-    Key {
-        name: "softmax_atol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.softmax_tolerance).atol),
-        write: |case| case.softmax_tolerance.map(|tolerance| shown(tolerance.atol)),
-    },
-    Key {
-        name: "softmax_rtol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.softmax_tolerance).rtol),
-        write: |case| case.softmax_tolerance.map(|tolerance| shown(tolerance.rtol)),
-    },
-    Key {
-        name: "state_atol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.state_tolerance).atol),
-        write: |case| case.state_tolerance.map(|tolerance| shown(tolerance.atol)),
-    },
-    Key {
-        name: "state_rtol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.state_tolerance).rtol),
-        write: |case| case.state_tolerance.map(|tolerance| shown(tolerance.rtol)),
-    },
-    Key {
-        name: "exact_atol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.exact_tolerance).atol),
-        write: |case| case.exact_tolerance.map(|tolerance| shown(tolerance.atol)),
-    },
-    Key {
-        name: "exact_rtol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.exact_tolerance).rtol),
-        write: |case| case.exact_tolerance.map(|tolerance| shown(tolerance.rtol)),
-    },
-    Key {
-        name: "exact_state_atol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.exact_state_tolerance).atol),
-        write: |case| case.exact_state_tolerance.map(|tolerance| shown(tolerance.atol)),
-    },
-    Key {
-        name: "exact_state_rtol",
-        read: |case, key, text| distance(key, text, &mut part(&mut case.exact_state_tolerance).rtol),
-        write: |case| case.exact_state_tolerance.map(|tolerance| shown(tolerance.rtol)),
-    },
-    Key {
-        name: "state_rms_rtol",
-        read: |case, key, text| distance(key, text, case.state_rms_rtol.get_or_insert(0.0)),
-        write: |case| case.state_rms_rtol.map(shown),
-    },
-    Key { name: "state_strides", read: strides, write: written_strides },
-    Key { name: "conv_states_strides", read: strides, write: written_strides },
-    Key {
-        name: "provider",
-        read: |case, _, text| {
-            case.provider = Some(text.to_owned());
-            Ok(())
-        },
-        write: |case| case.provider.clone(),
-    },
-    Key {
-        name: "rms_rtol",
-        read: |case, key, text| distance(key, text, case.rms_rtol.get_or_insert(0.0)),
-        write: |case| case.rms_rtol.map(shown),
-    },
-    Key {
-        name: "soc",
-        read: |case, _, text| {
-            case.soc_name = Some(text.to_owned());
-            Ok(())
-        },
-        write: |case| case.soc_name.clone(),
-    },
-    Key {
-        name: "cann",
-        read: |case, key, text| {
-            case.cann = Some(release(key, text)?);
-            Ok(())
-        },
-        write: |case| case.cann.map(|cann| format!("{}.0", cann.name())),
-    },
-    Key {
-        name: "portable_since",
-        read: |case, key, text| {
-            case.portable_since = Some(release(key, text)?);
-            Ok(())
-        },
-        write: |case| case.portable_since.map(|cann| format!("{}.0", cann.name())),
-    },
-    Key {
-        name: "op_version",
-        read: |case, key, text| {
-            let most = case.operator().versions().count();
-            let number = (1..=most).find(|number| number.to_string() == text);
-            let number = number.and_then(|number| u8::try_from(number).ok());
-            let known = || {
-                let allowed = match most {
-                    1 => "1",
-                    2 => "1 or 2",
-                    3 => "1 to 3",
-                    4 => "1 to 4",
-                    _ => "1 to 5",
-                };
-                CaseError::malformed(key, text, allowed)
-            };
-            case.op_version = Some(number.ok_or_else(known)?);
-            Ok(())
-        },
-        write: |case| case.op_version.map(|number| number.to_string()),
-    },
-    Key {
-        name: "out_dtype",
-        read: |case, key, text| {
-            let dtype = DType::ALL.iter().find(|dtype| dtype_name(**dtype) == text);
-            let unknown = || CaseError::malformed(key, text, "an element type, such as `int8`");
-            case.out_dtype = Some(*dtype.ok_or_else(unknown)?);
-            Ok(())
-        },
-        write: |case| case.out_dtype.map(dtype_name),
-    },
-    Key {
-        name: "group",
-        read: |case, _, text| {
-            case.group = Some((text.to_owned(), String::new()));
-            Ok(())
-        },
-        write: |case| case.group.as_ref().map(|(group, _)| group.clone()),
-    },
-    Key {
-        name: "group_role",
-        read: |case, _, text| match &mut case.group {
-            Some((_, role)) => {
-                text.clone_into(role);
-                Ok(())
-            }
-            None => Err(GROUP),
-        },
-        write: |case| case.group.as_ref().map(|(_, role)| role.clone()),
-    },
+const KEYS: [(&str, Field); 28] = [
+    ("name", Field::Text(|case| &mut case.name)),
+    ("note", Field::Text(|case| &mut case.note)),
+    ("atten_mask_kind", Field::Own(read_mask_kind, written_mask_kind)),
+    ("expect", Field::Own(read_expect, written_expect)),
+    ("expect_status", Field::Own(read_status, written_status)),
+    ("expect_rule", Field::OptionalText(|case| &mut case.expect_rule)),
+    ("atol", Field::Atol(|case| &mut case.tolerance)),
+    ("rtol", Field::Rtol(|case| &mut case.tolerance)),
+    ("softmax_atol", Field::Atol(|case| &mut case.softmax_tolerance)),
+    ("softmax_rtol", Field::Rtol(|case| &mut case.softmax_tolerance)),
+    ("state_atol", Field::Atol(|case| &mut case.state_tolerance)),
+    ("state_rtol", Field::Rtol(|case| &mut case.state_tolerance)),
+    ("exact_atol", Field::Atol(|case| &mut case.exact_tolerance)),
+    ("exact_rtol", Field::Rtol(|case| &mut case.exact_tolerance)),
+    ("exact_state_atol", Field::Atol(|case| &mut case.exact_state_tolerance)),
+    ("exact_state_rtol", Field::Rtol(|case| &mut case.exact_state_tolerance)),
+    ("state_rms_rtol", Field::Distance(|case| &mut case.state_rms_rtol)),
+    ("state_strides", Field::Strides),
+    ("conv_states_strides", Field::Strides),
+    ("provider", Field::OptionalText(|case| &mut case.provider)),
+    ("rms_rtol", Field::Distance(|case| &mut case.rms_rtol)),
+    ("soc", Field::OptionalText(|case| &mut case.soc_name)),
+    ("cann", Field::Release(|case| &mut case.cann)),
+    ("portable_since", Field::Release(|case| &mut case.portable_since)),
+    ("op_version", Field::Own(read_version, |case| Some(case.op_version?.to_string()))),
+    ("out_dtype", Field::Own(read_out_dtype, |case| case.out_dtype.map(dtype_name))),
+    ("group", Field::Own(read_group, |case| Some(case.group.as_ref()?.0.clone()))),
+    ("group_role", Field::Own(read_group_role, |case| Some(case.group.as_ref()?.1.clone()))),
 ];
+
+impl Field {
+    /// Reads the value of a key.
+    fn read(
+        &self,
+        case: &mut Case<()>,
+        operator: DeclaredOperator,
+        key: &'static str,
+        text: &str,
+    ) -> Result<(), CaseError> {
+        match self {
+            Field::Text(field) => text.clone_into(field(case)),
+            Field::OptionalText(field) => *field(case) = Some(text.to_owned()),
+            Field::Release(field) => *field(case) = Some(release(key, text)?),
+            Field::Distance(field) => *field(case) = Some(distance(key, text)?),
+            Field::Atol(field) => field(case).get_or_insert_default().atol = distance(key, text)?,
+            Field::Rtol(field) => field(case).get_or_insert_default().rtol = distance(key, text)?,
+            Field::Strides => {
+                let strides = serde_json::from_str(text);
+                let malformed = |_| CaseError::malformed(key, text, "a JSON list of integers");
+                case.state_strides = Some(strides.map_err(malformed)?);
+            }
+            Field::Own(read, _) => read(case, operator, text)?,
+        }
+        Ok(())
+    }
+
+    /// Returns the value of a key; `None` if the case does without.
+    fn written(&self, case: &mut Case<()>, key: &'static str) -> Result<Option<String>, CaseError> {
+        let number = match self {
+            Field::Text(field) => return Ok(Some(field(case).clone()).filter(|text| !text.is_empty())),
+            Field::OptionalText(field) => return Ok(field(case).clone()),
+            Field::Release(field) => return Ok(field(case).map(|cann| format!("{}.0", cann.name()))),
+            Field::Strides => return Ok(case.state_strides.as_ref().map(|strides| format!("{strides:?}"))),
+            Field::Own(_, written) => return Ok(written(case)),
+            Field::Distance(field) => *field(case),
+            Field::Atol(field) => field(case).map(|tolerance| tolerance.atol),
+            Field::Rtol(field) => field(case).map(|tolerance| tolerance.rtol),
+        };
+        let Some(text) = number.map(shown) else { return Ok(None) };
+        distance(key, &text)?;
+        Ok(Some(text))
+    }
+}
+
+fn read_mask_kind(case: &mut Case<()>, _: DeclaredOperator, text: &str) -> Result<(), CaseError> {
+    let kind = MASK_KINDS.iter().find(|(_, name)| *name == text);
+    let malformed = || CaseError::malformed("atten_mask_kind", text, "`none`, `tensor` or `compressed`");
+    (case.mask, _) = *kind.ok_or_else(malformed)?;
+    Ok(())
+}
+
+fn written_mask_kind(case: &Case<()>) -> Option<String> {
+    let kind = MASK_KINDS.iter().find(|(kind, _)| *kind == case.mask);
+    kind.map(|(_, name)| (*name).to_owned())
+}
+
+fn read_expect(case: &mut Case<()>, _: DeclaredOperator, text: &str) -> Result<(), CaseError> {
+    case.expect = match text {
+        "ok" => Expect::Ok,
+        "reject" => Expect::Reject { status: None },
+        _ => return Err(CaseError::malformed("expect", text, "`ok` or `reject`")),
+    };
+    Ok(())
+}
+
+fn written_expect(case: &Case<()>) -> Option<String> {
+    (case.expect != Expect::Ok).then(|| "reject".to_owned())
+}
+
+fn read_status(case: &mut Case<()>, _: DeclaredOperator, text: &str) -> Result<(), CaseError> {
+    let key = "expect_status";
+    let code = i32::try_from(integer(key, text)?);
+    let code = code.map_err(|_| CaseError::malformed(key, text, "an integer of 32 bits"))?;
+    let Expect::Reject { status } = &mut case.expect else {
+        return Err(CaseError::Contradiction(
+            "there is an `expect_status`, but `expect` is not `reject`: leave it out, or expect the refusal",
+        ));
+    };
+    *status = Some(code);
+    Ok(())
+}
+
+fn written_status(case: &Case<()>) -> Option<String> {
+    match case.expect {
+        Expect::Reject { status } => Some(status?.to_string()),
+        Expect::Ok => None,
+    }
+}
+
+fn read_version(case: &mut Case<()>, operator: DeclaredOperator, text: &str) -> Result<(), CaseError> {
+    let most = operator.versions().count();
+    let number = (1..=most).find(|number| number.to_string() == text);
+    let number = number.and_then(|number| u8::try_from(number).ok());
+    let known = || {
+        let allowed = match most {
+            1 => "1",
+            2 => "1 or 2",
+            3 => "1 to 3",
+            4 => "1 to 4",
+            _ => "1 to 5",
+        };
+        CaseError::malformed("op_version", text, allowed)
+    };
+    case.op_version = Some(number.ok_or_else(known)?);
+    Ok(())
+}
+
+fn read_out_dtype(case: &mut Case<()>, _: DeclaredOperator, text: &str) -> Result<(), CaseError> {
+    let dtype = DType::ALL.iter().find(|dtype| dtype_name(**dtype) == text);
+    let unknown = || CaseError::malformed("out_dtype", text, "an element type, such as `int8`");
+    case.out_dtype = Some(*dtype.ok_or_else(unknown)?);
+    Ok(())
+}
+
+fn read_group(case: &mut Case<()>, _: DeclaredOperator, text: &str) -> Result<(), CaseError> {
+    case.group = Some((text.to_owned(), String::new()));
+    Ok(())
+}
+
+fn read_group_role(case: &mut Case<()>, _: DeclaredOperator, text: &str) -> Result<(), CaseError> {
+    let (_, role) = case.group.as_mut().ok_or(GROUP)?;
+    text.clone_into(role);
+    Ok(())
+}
 
 const GROUP: CaseError = CaseError::Contradiction("`group` and `group_role` go together: give both, or neither");
 
@@ -289,19 +237,19 @@ pub(super) fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&
 
 /// Reads the metadata of a case of an operator. Also returns the element types of tensors that are stored as U8.
 pub(super) fn read(metadata: &[(String, String)], operator: DeclaredOperator) -> Result<(Case, Stored), CaseError> {
-    let mut case = Case::new("", AnyArguments::new(operator));
+    let mut arguments = AnyArguments::new(operator);
     let mut stored = Stored::default();
     for (key, value) in metadata {
         let foreign = || CaseError::ForeignKey { key: key.clone(), op: operator.name() };
         if let Some(parameter) = operator.parameter_named(key)
             && let Some(value) = read_value(parameter, value)?
         {
-            (case.arguments.set_value(key, value)).map_err(|_| foreign())?;
+            (arguments.set_value(key, value)).map_err(|_| foreign())?;
             continue;
         }
         match key.as_str() {
             "format" | "version" | "op" => {}
-            _ if KEYS.iter().any(|known| known.name == key) => {
+            _ if KEYS.iter().any(|(known, _)| known == key) => {
                 if !takes(operator, key) {
                     return Err(foreign());
                 }
@@ -311,38 +259,37 @@ pub(super) fn read(metadata: &[(String, String)], operator: DeclaredOperator) ->
                 None if is_any_argument(key) => return Err(foreign()),
                 None => {
                     let own = operator.parameters().map(|known| known.name);
-                    let known = own.chain(KEYS.iter().map(|known| known.name));
+                    let known = own.chain(KEYS.iter().map(|(known, _)| *known));
                     return Err(CaseError::unknown_key(key, known));
                 }
             },
         }
     }
-    for key in KEYS {
-        if let Some(value) = value(metadata, key.name) {
-            (key.read)(&mut case, key.name, value)?;
+    let mut case = Case::default();
+    for (key, field) in &KEYS {
+        if let Some(value) = value(metadata, key) {
+            field.read(&mut case, operator, key, value)?;
         }
     }
     match &case.group {
         Some((_, role)) if role.is_empty() => Err(GROUP),
-        _ => Ok((case, stored)),
+        _ => Ok((case.with(arguments, Vec::new()), stored)),
     }
 }
 
 /// Writes the metadata of a case of an operator, without its arguments.
-pub(super) fn write(case: &Case<()>, operator: DeclaredOperator) -> Result<BTreeMap<&'static str, String>, CaseError> {
+pub(super) fn write(
+    mut case: Case<()>,
+    operator: DeclaredOperator,
+) -> Result<BTreeMap<&'static str, String>, CaseError> {
     let mut entries = BTreeMap::from([
         ("format", FORMAT.to_owned()),
         ("version", VERSION.to_owned()),
         ("op", operator.name().to_owned()),
     ]);
-    for key in KEYS.iter().filter(|key| takes(operator, key.name)) {
-        let Some(text) = (key.write)(case) else {
-            continue;
-        };
-        if key.name.ends_with("tol") {
-            distance(key.name, &text, &mut 0.0)?;
-        }
-        entries.insert(key.name, text);
+    for (key, field) in KEYS.iter().filter(|(key, _)| takes(operator, key)) {
+        let text = field.written(&mut case, key)?;
+        entries.extend(text.map(|text| (*key, text)));
     }
     Ok(entries)
 }
@@ -376,28 +323,12 @@ fn dtype_name(dtype: DType) -> String {
     }
 }
 
-/// Reads the strides of a pool of states or lines.
-fn strides(case: &mut Case, key: &'static str, text: &str) -> Result<(), CaseError> {
-    let strides = serde_json::from_str(text);
-    case.state_strides = Some(strides.map_err(|_| CaseError::malformed(key, text, "a JSON list of integers"))?);
-    Ok(())
-}
-
-fn written_strides(case: &Case<()>) -> Option<String> {
-    case.state_strides.as_ref().map(|strides| format!("{strides:?}"))
-}
-
-/// The tolerance that one of its parts is given to.
-fn part(tolerance: &mut Option<Tolerance>) -> &mut Tolerance {
-    tolerance.get_or_insert_default()
-}
-
 /// Reads a tolerance, which is neither negative nor infinite.
-fn distance(key: &'static str, value: &str, to: &mut f64) -> Result<(), CaseError> {
-    *to = number(key, value)?;
-    match *to < 0.0 {
+fn distance(key: &'static str, value: &str) -> Result<f64, CaseError> {
+    let distance = number(key, value)?;
+    match distance < 0.0 {
         true => Err(CaseError::malformed(key, value, "a number of at least 0")),
-        false => Ok(()),
+        false => Ok(distance),
     }
 }
 
