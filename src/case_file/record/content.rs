@@ -8,7 +8,7 @@ use ascend_spec::ops::fused_infer_attention_score::{Arguments, Parameter};
 use ascend_spec::{Cann, CompressedMask, DType, Target, TensorDesc};
 
 use super::blocks::{Blocks, has_blocks};
-use super::too_large;
+use super::{Recorded, too_large};
 use crate::case_file::metadata::takes;
 use crate::case_file::{Case, CaseTensor, MaskSource, ParameterCase, Tolerance, compressed_mask, is_input, mask_form};
 use crate::mask::{HostMask, MaskForm};
@@ -33,6 +33,15 @@ pub(super) struct Content<'a> {
     pub(super) after: &'a Read<'a>,
 }
 
+/// What is written with a recorded call.
+pub(super) struct Labels<'a> {
+    pub(super) name: &'a str,
+    /// The error of a call that was refused or failed.
+    pub(super) note: &'a str,
+    /// Whether the operator accepts the call, if that is known.
+    pub(super) accepted: Option<bool>,
+}
+
 impl Content<'_> {
     fn inputs(&self) -> impl Iterator<Item = (AnyArgument, &TensorDesc)> {
         let operator = self.arguments.operator();
@@ -54,16 +63,45 @@ impl Content<'_> {
         }
     }
 
+    /// Returns the call as a case with at most `room` bytes of data, which `finish` completes. Where no case can hold
+    /// it, or the data cannot be copied, which is the error in place of the room, it is recorded without data.
+    pub(super) fn recorded(
+        &self,
+        room: Result<u64, String>,
+        labels: &Labels<'_>,
+        finish: impl FnOnce(&Self, &mut Case) -> Result<(), String>,
+    ) -> Recorded {
+        let case = room.and_then(|room| {
+            let mut case = self.case(room)?;
+            labels.name.clone_into(&mut case.name);
+            labels.note.clone_into(&mut case.note);
+            finish(self, &mut case)?;
+            case.consistent().map_err(text)?;
+            Ok(case)
+        });
+        match case {
+            Ok(case) => Recorded::Case(Box::new(case)),
+            Err(why) => {
+                let note = match labels.note {
+                    "" => &format!("without data: {why}"),
+                    note => &format!("{note} (without data: {why})"),
+                };
+                let call = Box::new(self.parameters(&Labels { note, ..*labels }));
+                Recorded::Parameters { call, why }
+            }
+        }
+    }
+
     /// Returns the call without data: its shapes, element types and attributes.
-    pub(super) fn parameters(&self, id: &str, accepted: Option<bool>, about: &str) -> ParameterCase {
+    pub(super) fn parameters(&self, labels: &Labels<'_>) -> ParameterCase {
         let release = self.target.map(|target| target.cann);
         ParameterCase {
-            id: id.to_owned(),
+            id: labels.name.to_owned(),
             soc: self.target.map(|target| target.soc),
             release,
             version: Some(self.version),
-            accepted: accepted.map(|accepted| (release, accepted)).into_iter().collect(),
-            about: about.to_owned(),
+            accepted: labels.accepted.map(|accepted| (release, accepted)).into_iter().collect(),
+            about: labels.note.to_owned(),
             ..ParameterCase::of(self.arguments.clone())
         }
     }
@@ -83,8 +121,9 @@ impl Content<'_> {
     }
 
     /// Returns the call with its data, or the reason why no case can hold them, such as data of more than `room`
-    /// bytes, or a case for which the contract has another verdict than `verdict`, the call's own.
-    pub(super) fn case(&self, room: u64, verdict: Option<Cow<'static, str>>) -> Result<Case, String> {
+    /// bytes, or a case for which the contract has another verdict than for the call.
+    pub(super) fn case(&self, room: u64) -> Result<Case, String> {
+        let verdict = self.verdict(&self.arguments);
         packed(self.inputs())?;
         let blocks = self.blocks()?;
         if blocks.is_some() {
@@ -220,7 +259,7 @@ impl Content<'_> {
 
     /// Checks `call` against the contract, for this call's version and target. Returns the rule that refuses it, or
     /// the feature that is not supported; `None` if neither.
-    pub(super) fn verdict(&self, call: &AnyArguments<TensorDesc>) -> Option<Cow<'static, str>> {
+    fn verdict(&self, call: &AnyArguments<TensorDesc>) -> Option<Cow<'static, str>> {
         let target = self.target?;
         let version = call.chosen_on(self.version, target);
         match call.check(version, target, &mut |_| {}) {

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use super::content::Labels;
 use super::live::LiveCall;
 use super::{Recorded, folder};
 use crate::case_file::ParameterCase;
@@ -29,7 +30,7 @@ pub(super) fn note(progress: &Arc<StreamProgress>, call: &LiveCall) {
     let note = Launched {
         progress: Arc::clone(progress),
         number: progress.issued(),
-        call: call.parameters("queued", None, ""),
+        call: call.parameters(&Labels { name: "queued", note: "", accepted: None }),
     };
     let mut launched = lock(&LAUNCHED);
     if launched.len() == MOST {

@@ -8,9 +8,9 @@ use ascend_spec::declared::{AnyArgument, AnyArguments};
 use ascend_spec::operator::{DeclaredParameter, Kind};
 use ascend_spec::{Cann, TensorDesc};
 
-use super::content::{Content, bytes_of, text};
+use super::content::{Content, Labels, bytes_of, text};
 use super::{Recorded, too_large};
-use crate::case_file::{Case, Expect, ParameterCase, Tolerance, is_input};
+use crate::case_file::{Case, ParameterCase, Tolerance, is_input};
 use crate::error::Result;
 use crate::operator::Tensors;
 use crate::runtime::{Context, Stream, capturing};
@@ -47,14 +47,6 @@ impl LiveTensor {
             None => Err(format!("{} has no memory", argument.parameter.name)),
         }
     }
-}
-
-/// The labels that are written with a call that was refused or failed.
-pub(super) struct Failure<'a> {
-    pub(super) name: &'a str,
-    pub(super) note: &'a str,
-    pub(super) rule: Option<&'static str>,
-    pub(super) expect: Option<Expect>,
 }
 
 impl LiveCall {
@@ -161,55 +153,46 @@ impl LiveCall {
     }
 
     /// Returns the call without data: its shapes, element types and attributes.
-    pub(super) fn parameters(&self, id: &str, accepted: Option<bool>, about: &str) -> ParameterCase {
-        self.with_content(|content| content.parameters(id, accepted, about))
+    pub(super) fn parameters(&self, labels: &Labels<'_>) -> ParameterCase {
+        self.with_content(|content| content.parameters(labels))
     }
 
     /// Returns the call with its data, or the reason why no case can hold them. Work on the call's stream has to be
     /// over.
     pub(crate) fn case(&self) -> Result<Case, String> {
-        self.case_within(u64::MAX)
+        self.settle()?;
+        self.with_content(|content| content.case(u64::MAX))
     }
 
-    /// Returns the call that was refused or failed with its data, or the reason why no case of at most `room` bytes
-    /// can hold them.
-    pub(super) fn failed(&self, failure: &Failure<'_>, room: u64) -> Result<Recorded, String> {
-        let mut case = self.case_within(room)?;
-        self.with_content(|content| content.admits_outputs(&case))?;
-        failure.name.clone_into(&mut case.name);
-        failure.note.clone_into(&mut case.note);
-        case.expect_rule = failure.rule.map(str::to_owned);
-        case.expect = failure.expect.unwrap_or(case.expect);
-        case.consistent().map_err(text)?;
-        Ok(Recorded::Case(Box::new(case)))
+    /// Returns the call as [`Content::recorded`] does.
+    pub(super) fn recorded(
+        &self,
+        room: Result<u64, String>,
+        labels: &Labels<'_>,
+        finish: impl FnOnce(&Content<'_>, &mut Case) -> Result<(), String>,
+    ) -> Recorded {
+        let room = room.and_then(|room| self.settle().map(|()| room));
+        self.with_content(|content| content.recorded(room, labels, finish))
     }
 
-    /// Returns the call with its data and its computed outputs, or the reason why no case can hold them.
-    pub(super) fn launched(&self, tolerance: Tolerance, name: &str) -> Result<Recorded, String> {
+    /// Returns the call with its computed outputs and, as [`Content::recorded`] does, with its data.
+    pub(super) fn launched(&self, room: Result<u64, String>, tolerance: Tolerance) -> Recorded {
         let operator = self.arguments.operator();
         let mut tensors = self.arguments.each_tensor();
         let is_lost = |(argument, tensor): (AnyArgument, &LiveTensor)| {
             argument.parameter.kind == Kind::InOut && tensor.before.is_none()
         };
-        if operator.keeps_elements() && tensors.any(is_lost) {
-            return Err("what it updates was not copied before".to_owned());
-        }
-        let mut case = self.case()?;
-        self.with_content(|content| content.expect_outputs(&mut case, tolerance))?;
-        name.clone_into(&mut case.name);
-        Ok(Recorded::Case(Box::new(case)))
+        let room = room.and_then(|room| match operator.keeps_elements() && tensors.any(is_lost) {
+            true => Err("what it updates was not copied before".to_owned()),
+            false => Ok(room),
+        });
+        let labels = Labels { name: "recorded", note: "", accepted: Some(true) };
+        self.recorded(room, &labels, |content, case| content.expect_outputs(case, tolerance))
     }
 
-    /// Returns the case with its data; refuses more than `room` bytes of them.
-    fn case_within(&self, room: u64) -> Result<Case, String> {
-        let refused = capturing::refuse("copying a call's inputs", "record it without a graph");
-        refused.map_err(text)?;
-        self.settle()?;
-        self.with_content(|content| content.case(room, content.verdict(&content.arguments)))
-    }
-
-    /// Waits until no queued work uses the inputs.
+    /// Waits until no queued work uses the inputs; refuses to wait while a graph is captured.
     fn settle(&self) -> Result<(), String> {
+        capturing::refuse("copying a call's inputs", "record it without a graph").map_err(text)?;
         let until = Instant::now() + PATIENCE;
         let operator = self.arguments.operator();
         for (argument, tensor) in self.arguments.each_tensor() {

@@ -6,9 +6,9 @@ use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter, Version};
 use ascend_spec::{DType, Level, Target, TensorDesc, Violation};
 
-use super::content::{Content, Read};
+use super::RECORD_VARIABLE;
+use super::content::{Content, Labels, Read};
 use super::folder::Folder;
-use super::{RECORD_VARIABLE, Recorded};
 use crate::case_file::{Case, CaseError, Expect, Tolerance};
 
 /// A call of the operator as an implementation of its C functions sees it.
@@ -63,14 +63,13 @@ impl Recorder {
         if self.folder.is_closed() {
             return Ok(());
         }
-        let (name, note) = match outcome {
-            Ok(()) => ("recorded", ""),
-            Err(error) => ("failed", error),
+        let labels = match outcome {
+            Ok(()) => Labels { name: "recorded", note: "", accepted: Some(true) },
+            Err(error) => Labels { name: "failed", note: error, accepted: None },
         };
-        let accepted = outcome.is_ok().then_some(true);
-        self.write(call, (name, accepted, note), |content, case| match outcome {
-            Ok(()) => content.expect_outputs(case, tolerance(call)),
-            Err(_) => Ok(()),
+        self.write(call, &labels, |content, case| {
+            content.admits_outputs(case)?;
+            outcome.map_or(Ok(()), |()| content.expect_outputs(case, tolerance(call)))
         })
     }
 
@@ -83,19 +82,22 @@ impl Recorder {
             return Ok(());
         }
         let violation = refusal(call);
-        let id = violation.as_ref().map_or("refused", |found| found.rule.id);
+        let labels = Labels {
+            name: violation.as_ref().map_or("refused", |found| found.rule.id),
+            note: message,
+            accepted: violation.as_ref().map(|_| false),
+        };
         let unread = OperatorCall { read: &|_, _, to| to.fill(0), ..*call };
-        let accepted = violation.as_ref().map(|_| false);
-        let known = unread.with_content(|content| content.parameters(id, accepted, message));
+        let known = unread.with_content(|content| content.parameters(&labels));
         if known.to_json().is_ok_and(|line| !self.folder.takes(&line)) {
             return Ok(());
         }
-        self.write(&unread, (id, accepted, message), |_, case| {
+        self.write(&unread, &labels, |content, case| {
             case.note += "; the inputs are zeros: it was refused before they were read";
-            if let Some(violation) = &violation {
-                case.expect_rule = Some(violation.rule.id.to_owned());
-                case.expect = Expect::Reject { status: Some(violation.status()) };
-            }
+            // The outputs of a refused call need not follow from its inputs: it may be refused for that.
+            let Some(violation) = &violation else { return content.admits_outputs(case) };
+            case.expect_rule = Some(violation.rule.id.to_owned());
+            case.expect = Expect::Reject { status: Some(violation.status()) };
             Ok(())
         })
     }
@@ -104,30 +106,11 @@ impl Recorder {
     fn write(
         &self,
         call: &OperatorCall<'_>,
-        (name, accepted, note): (&str, Option<bool>, &str),
+        labels: &Labels<'_>,
         finish: impl FnOnce(&Content<'_>, &mut Case) -> Result<(), String>,
     ) -> Result<(), CaseError> {
-        let recorded = call.with_content(|content| {
-            let case = || {
-                let mut case = content.case(self.folder.room(), content.verdict(&content.arguments))?;
-                // The outputs of a refused call need not follow from its inputs: it may be refused for that.
-                if accepted != Some(false) {
-                    content.admits_outputs(&case)?;
-                }
-                (case.name, case.note) = (name.to_owned(), note.to_owned());
-                finish(content, &mut case)?;
-                case.consistent().map_err(|error| error.to_string())?;
-                Ok::<_, String>(case)
-            };
-            match case() {
-                Ok(case) => Recorded::Case(Box::new(case)),
-                Err(why) => {
-                    let about = [note, " (without data: ", &why, ")"].concat();
-                    let about = about.trim_start();
-                    Recorded::Parameters { call: Box::new(content.parameters(name, accepted, about)), why }
-                }
-            }
-        });
+        let room = Ok(self.folder.room());
+        let recorded = call.with_content(|content| content.recorded(room, labels, finish));
         let stored = self.folder.store(&recorded).map(drop);
         if stored.is_err() {
             self.folder.close();

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use ascend_spec::{Level, Violation};
 
-use super::live::{Failure, LiveCall};
+use super::content::Labels;
+use super::live::LiveCall;
 use super::{RECORDERS, Recorded, folder, history, is_on};
 use crate::case_file::{Expect, Tolerance};
 use crate::error::{Error, Result};
@@ -169,9 +170,9 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
         Error::Acl { function, .. } | Error::Aclnn { function, .. } => function,
         _ => broken.map_or("failed", |rule| rule.id),
     };
-    let parameters = call.parameters(name, status.map(|_| false), &about);
+    let labels = Labels { name, note: &about, accepted: status.map(|_| false) };
     let folder = folder().filter(|folder| {
-        let line = parameters.to_json();
+        let line = call.parameters(&labels).to_json();
         line.is_ok_and(|line| folder.takes(&line))
     });
     if folder.is_none() && !keeps_calls() {
@@ -187,20 +188,14 @@ pub(crate) fn failed(call: LiveCall, stream: Option<&Stream>, error: &Error) {
             why
         })
     });
-    let failure = Failure {
-        name,
-        note: &about,
-        rule: broken.map(|rule| rule.id),
-        expect: status.map(|status| Expect::Reject { status: Some(status) }),
-    };
-    let recorded = match settled.and_then(|()| call.failed(&failure, room)) {
-        Ok(recorded) => recorded,
-        Err(why) => {
-            let mut call = Box::new(parameters);
-            call.about = format!("{about} (without data: {why})");
-            Recorded::Parameters { call, why }
+    let recorded = call.recorded(settled.map(|()| room), &labels, |content, case| {
+        content.admits_outputs(case)?;
+        case.expect_rule = broken.map(|rule| rule.id.to_owned());
+        if status.is_some() {
+            case.expect = Expect::Reject { status };
         }
-    };
+        Ok(())
+    });
     if let Some(folder) = folder {
         folder.write(&recorded, &about);
     }
@@ -222,20 +217,13 @@ pub(crate) fn launched(stream: Option<&Stream>, call: LiveCall, is_whole: bool) 
         return Ok(());
     };
     let waited = stream.map(Stream::synchronize).transpose().map(|_| ());
-    let case = match (&waited, stream) {
+    let room = match (&waited, stream) {
         (Err(error), _) => Err(error.to_string()),
         (Ok(()), None) => Err("the call is part of a graph".to_owned()),
         (Ok(()), Some(_)) if !is_whole => Err("rows of its outputs belong to no sequence".to_owned()),
-        (Ok(()), Some(_)) => call.launched(tolerance, "recorded"),
+        (Ok(()), Some(_)) => Ok(u64::MAX),
     };
-    keep(match case {
-        Ok(recorded) => recorded,
-        Err(why) => {
-            let about = format!("without data: {why}");
-            let call = Box::new(call.parameters("recorded", Some(true), &about));
-            Recorded::Parameters { call, why }
-        }
-    });
+    keep(call.launched(room, tolerance));
     waited
 }
 
