@@ -77,17 +77,8 @@ impl ParameterCase {
             };
             match (name.as_str(), value) {
                 ("id", Value::String(id)) => case.id.clone_from(id),
-                ("expect", Value::Object(releases)) => {
-                    for (release, verdict) in releases {
-                        let cann = known(release).ok_or_else(wrong)?;
-                        let accepted = verdict.as_str().and_then(accepted).ok_or_else(wrong)?;
-                        case.accepted.push((Some(cann), accepted));
-                    }
-                }
-                ("expect", Value::String(verdict)) => {
-                    let accepted = accepted(verdict).ok_or_else(wrong)?;
-                    case.accepted.push((None, accepted));
-                }
+                ("expect", value) => case.accepted = read_per_release(value, accepted).ok_or_else(wrong)?,
+                ("status", value) => case.statuses = read_per_release(value, Value::as_i64).ok_or_else(wrong)?,
                 ("release", Value::String(text)) => {
                     case.release = Some(known(text).ok_or_else(wrong)?);
                 }
@@ -98,17 +89,6 @@ impl ParameterCase {
                     let number = number.as_u64().and_then(|number| u8::try_from(number).ok());
                     let known = number.filter(|number| operator.version(*number).is_some());
                     case.version = Some(known.ok_or_else(wrong)?);
-                }
-                ("status", Value::Number(status)) => {
-                    let status = status.as_i64().ok_or_else(wrong)?;
-                    case.statuses.push((None, status));
-                }
-                ("status", Value::Object(releases)) => {
-                    for (release, status) in releases {
-                        let cann = known(release).ok_or_else(wrong)?;
-                        let status = status.as_i64().ok_or_else(wrong)?;
-                        case.statuses.push((Some(cann), status));
-                    }
                 }
                 ("artefact", Value::Bool(artefact)) => case.artefact = *artefact,
                 ("inputs" | "outputs", Value::Object(tensors)) => {
@@ -157,16 +137,12 @@ impl ParameterCase {
         if !self.soc.is_none_or(|soc| soc.is_kin(target.soc)) {
             return None;
         }
-        let holds = |release: &Option<Cann>| release.is_none_or(|release| release == target.cann);
-        let mut verdicts = self.accepted.iter().filter(|(release, _)| holds(release));
-        verdicts.next().map(|&(_, accepted)| accepted)
+        on_release(&self.accepted, target.cann)
     }
 
     /// CANN's status of the call on a release that rejects it; `None` if the line has none for it.
     pub fn status_on(&self, cann: Cann) -> Option<i64> {
-        let holds = |release: &Option<Cann>| release.is_none_or(|release| release == cann);
-        let mut statuses = self.statuses.iter().filter(|(release, _)| holds(release));
-        statuses.next().map(|&(_, status)| status)
+        on_release(&self.statuses, cann)
     }
 
     /// A call with these arguments.
@@ -221,59 +197,25 @@ impl ParameterCase {
                 side.insert(parameter.name.to_owned(), value);
             }
         }
-        let mut line = json!({
-            "id": self.id,
-            "inputs": inputs,
-            "attrs": attributes,
-            "outputs": outputs,
-        });
-        if let Some(object) = line.as_object_mut() {
-            let verdict = |accepted| if accepted { "accept" } else { "reject" };
-            let shown = |&(release, accepted): &(Option<Cann>, bool)| {
-                Some((release?.name().to_owned(), Value::from(verdict(accepted))))
-            };
-            let releases: Map<String, Value> = self.accepted.iter().filter_map(shown).collect();
-            match self.accepted.first() {
-                Some(&(None, accepted)) => {
-                    object.insert("expect".to_owned(), verdict(accepted).into());
-                }
-                Some(_) => {
-                    object.insert("expect".to_owned(), releases.into());
-                }
-                None => {}
-            }
-            if let Some(release) = self.release {
-                object.insert("release".to_owned(), release.name().into());
-            }
-            if let Some(soc) = self.soc {
-                object.insert("soc".to_owned(), soc.chip_name().into());
-            }
-            if !fused {
-                object.insert("op".to_owned(), operator.name().into());
-            }
-            if let Some(version) = self.version {
-                object.insert("op_version".to_owned(), version.into());
-            }
-            let shown =
-                |&(release, status): &(Option<Cann>, i64)| Some((release?.name().to_owned(), Value::from(status)));
-            let releases: Map<String, Value> = self.statuses.iter().filter_map(shown).collect();
-            match self.statuses.first() {
-                Some(&(None, status)) => {
-                    object.insert("status".to_owned(), status.into());
-                }
-                Some(_) => {
-                    object.insert("status".to_owned(), releases.into());
-                }
-                None => {}
-            }
-            if self.artefact {
-                object.insert("artefact".to_owned(), true.into());
-            }
-            if !self.about.is_empty() {
-                object.insert("about".to_owned(), self.about.as_str().into());
-            }
-        }
-        Ok(line.to_string())
+        let mut line = Map::from_iter([
+            ("id".to_owned(), json!(self.id)),
+            ("inputs".to_owned(), inputs.into()),
+            ("attrs".to_owned(), attributes.into()),
+            ("outputs".to_owned(), outputs.into()),
+        ]);
+        let verdict = |accepted| Value::from(if accepted { "accept" } else { "reject" });
+        let optional = [
+            ("expect", written_per_release(&self.accepted, verdict)),
+            ("release", self.release.map(|release| release.name().into())),
+            ("soc", self.soc.map(|soc| soc.chip_name().into())),
+            ("op", (!fused).then(|| operator.name().into())),
+            ("op_version", self.version.map(Value::from)),
+            ("status", written_per_release(&self.statuses, Value::from)),
+            ("artefact", self.artefact.then_some(Value::Bool(true))),
+            ("about", (!self.about.is_empty()).then(|| self.about.as_str().into())),
+        ];
+        line.extend(optional.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        Ok(Value::from(line).to_string())
     }
 
     fn attribute(&mut self, name: &str, value: &Value) -> Result<(), CaseError> {
@@ -347,12 +289,37 @@ fn takes(name: &str) -> Option<&'static str> {
 }
 
 /// Reads a verdict.
-fn accepted(verdict: &str) -> Option<bool> {
-    match verdict {
+fn accepted(verdict: &Value) -> Option<bool> {
+    match verdict.as_str()? {
         "accept" => Some(true),
         "reject" => Some(false),
         _ => None,
     }
+}
+
+/// Reads what holds on every release, or an object of what holds on each.
+fn read_per_release<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Vec<(Option<Cann>, T)>> {
+    match value {
+        Value::Object(releases) => {
+            releases.iter().map(|(release, value)| Some((Some(known(release)?), read(value)?))).collect()
+        }
+        value => Some(vec![(None, read(value)?)]),
+    }
+}
+
+/// Writes what [`read_per_release`] reads; `None` if nothing is known of any release.
+fn written_per_release<T: Copy>(values: &[(Option<Cann>, T)], shown: impl Fn(T) -> Value) -> Option<Value> {
+    if let (None, value) = *values.first()? {
+        return Some(shown(value));
+    }
+    let by_release = |&(release, value): &(Option<Cann>, T)| Some((release?.name().to_owned(), shown(value)));
+    Some(values.iter().filter_map(by_release).collect::<Map<_, _>>().into())
+}
+
+/// What holds on a release.
+fn on_release<T: Copy>(values: &[(Option<Cann>, T)], cann: Cann) -> Option<T> {
+    let found = values.iter().find(|(release, _)| release.is_none_or(|release| release == cann));
+    found.map(|&(_, value)| value)
 }
 
 /// Reads a release whose contract is known.
