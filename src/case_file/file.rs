@@ -46,8 +46,8 @@ impl Case {
             }
         }
         case.expected.sort_by_key(|(name, _)| operator.parameters().position(|parameter| parameter.name == *name));
-        let kind = metadata::value(&header.metadata, "atten_mask_kind");
-        if kind.is_none() && !case.arguments.tensors("atten_mask").is_empty() {
+        let has_kind = header.metadata.contains_key("atten_mask_kind");
+        if !has_kind && !case.arguments.tensors("atten_mask").is_empty() {
             case.mask = MaskSource::Tensor;
         }
         case.consistent()?;

@@ -4,25 +4,25 @@
 //! file. A case must not be read two ways and a reader must not panic, so the header is read here, with the crate's
 //! types and its check of offsets, shapes and sizes.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde::Deserialize;
 
 use super::error::CaseError;
+use super::json::UniqueNames;
 
 /// Key of the free-form part of a file's header.
 const METADATA: &str = "__metadata__";
 /// Bytes of the number in front of the header.
 const PREFIX: usize = 8;
 
-/// Names and values of a header, in the order of the file, and where the data begins.
+/// Names and values of a header, and where the data begins.
 #[derive(Debug)]
 pub(super) struct Header {
-    pub(super) metadata: Vec<(String, String)>,
-    pub(super) tensors: Vec<(String, TensorInfo)>,
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) tensors: BTreeMap<String, TensorInfo>,
     data: usize,
 }
 
@@ -41,12 +41,12 @@ impl Header {
                 rest.len()
             ))
         })?;
-        let entries: Entries = serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
-        let Entries { metadata, tensors } = entries;
-        if let Some(name) = tensors.repeated.or(metadata.repeated) {
+        let Entries { metadata, tensors } = serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
+        let UniqueNames { repeated } = serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
+        if let Some(name) = repeated {
             return Err(CaseError::Duplicate(name));
         }
-        let mut sorted = tensors.entries.clone();
+        let mut sorted: Vec<_> = tensors.clone().into_iter().collect();
         sorted.sort_by_key(|(_, info)| info.data_offsets);
         let end = sorted.last().map_or(0, |(_, info)| info.data_offsets.1);
         Metadata::new(None, sorted).map_err(|error| CaseError::NotSafetensors(error.to_string()))?;
@@ -56,7 +56,7 @@ impl Header {
                 rest.len() - header.len()
             )));
         }
-        Ok(Self { metadata: metadata.entries, tensors: tensors.entries, data: PREFIX + header.len() })
+        Ok(Self { metadata, tensors, data: PREFIX + header.len() })
     }
 
     /// The bytes of a tensor of `file`, the file that this header was read from.
@@ -107,78 +107,11 @@ fn entries_error(error: &serde_json::Error) -> CaseError {
     CaseError::NotSafetensors(format!("the header cannot be read: {error:?}"))
 }
 
-/// Names and values of a JSON object in the order of the file, and the first name seen twice.
-#[derive(Debug)]
-struct Ordered<V> {
-    entries: Vec<(String, V)>,
-    repeated: Option<String>,
-}
-
-impl<V> Default for Ordered<V> {
-    fn default() -> Self {
-        Self { entries: Vec::new(), repeated: None }
-    }
-}
-
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Ordered<V> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Pairs<V>(std::marker::PhantomData<V>);
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Pairs<V> {
-            type Value = Ordered<V>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut ordered = Ordered::default();
-                let mut seen = BTreeSet::new();
-                while let Some((name, value)) = map.next_entry::<String, V>()? {
-                    ordered.push(&mut seen, name, value);
-                }
-                Ok(ordered)
-            }
-        }
-        deserializer.deserialize_map(Pairs(std::marker::PhantomData))
-    }
-}
-
-impl<V> Ordered<V> {
-    fn push(&mut self, seen: &mut BTreeSet<String>, name: String, value: V) {
-        if !seen.insert(name.clone()) && self.repeated.is_none() {
-            self.repeated = Some(name.clone());
-        }
-        self.entries.push((name, value));
-    }
-}
-
-/// The whole header.
+/// The whole header. Of two equal names it keeps the last.
+#[derive(Deserialize)]
 struct Entries {
-    metadata: Ordered<String>,
-    tensors: Ordered<TensorInfo>,
-}
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Object;
-        impl<'de> Visitor<'de> for Object {
-            type Value = Entries;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of tensors")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let mut metadata = None;
-                let mut tensors = Ordered::default();
-                let mut seen = BTreeSet::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name != METADATA {
-                        let info = map.next_value()?;
-                        tensors.push(&mut seen, name, info);
-                    } else if metadata.replace(map.next_value()?).is_some() {
-                        return Err(A::Error::duplicate_field(METADATA));
-                    }
-                }
-                Ok(Entries { metadata: metadata.unwrap_or_default(), tensors })
-            }
-        }
-        deserializer.deserialize_map(Object)
-    }
+    #[serde(rename = "__metadata__", default)]
+    metadata: BTreeMap<String, String>,
+    #[serde(flatten)]
+    tensors: BTreeMap<String, TensorInfo>,
 }

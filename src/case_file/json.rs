@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use ascend_spec::{DType, Dims, TensorDesc};
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Value, json};
 
 use super::CaseError;
@@ -51,9 +51,13 @@ pub(super) fn desc(name: &str, value: &Value) -> Result<TensorDesc, CaseError> {
     Ok(desc)
 }
 
-/// Any JSON value, of which only the names are checked: a name that an object has twice is an error, since readers
-/// differ in which of the two values they keep.
-pub(super) struct UniqueNames;
+/// Any JSON value, of which only the names are checked: an object that has a name twice is wrong, since readers differ
+/// in which of the two values they keep.
+#[derive(Default)]
+pub(super) struct UniqueNames {
+    /// A name that an object has twice.
+    pub(super) repeated: Option<String>,
+}
 
 impl<'de> Deserialize<'de> for UniqueNames {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -72,41 +76,42 @@ impl<'de> Visitor<'de> for Names {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueNames, A::Error> {
         let mut names = BTreeSet::new();
-        while let Some((name, UniqueNames)) = map.next_entry::<String, UniqueNames>()? {
-            if let Some(twice) = names.replace(name) {
-                let twice = shortened(&twice);
-                return Err(A::Error::custom(format_args!("the name {twice:?} stands twice in one object")));
-            }
+        let mut repeated = None;
+        while let Some((name, value)) = map.next_entry::<String, UniqueNames>()? {
+            repeated = repeated.or(value.repeated).or(names.replace(name));
         }
-        Ok(UniqueNames)
+        Ok(UniqueNames { repeated })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<UniqueNames, A::Error> {
-        while let Some(UniqueNames) = seq.next_element()? {}
-        Ok(UniqueNames)
+        let mut repeated = None;
+        while let Some(value) = seq.next_element::<UniqueNames>()? {
+            repeated = repeated.or(value.repeated);
+        }
+        Ok(UniqueNames { repeated })
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<UniqueNames, E> {
-        Ok(UniqueNames)
+        Ok(UniqueNames::default())
     }
 
     fn visit_i64<E>(self, _: i64) -> Result<UniqueNames, E> {
-        Ok(UniqueNames)
+        Ok(UniqueNames::default())
     }
 
     fn visit_u64<E>(self, _: u64) -> Result<UniqueNames, E> {
-        Ok(UniqueNames)
+        Ok(UniqueNames::default())
     }
 
     fn visit_f64<E>(self, _: f64) -> Result<UniqueNames, E> {
-        Ok(UniqueNames)
+        Ok(UniqueNames::default())
     }
 
     fn visit_str<E>(self, _: &str) -> Result<UniqueNames, E> {
-        Ok(UniqueNames)
+        Ok(UniqueNames::default())
     }
 
     fn visit_unit<E>(self) -> Result<UniqueNames, E> {
-        Ok(UniqueNames)
+        Ok(UniqueNames::default())
     }
 }

@@ -216,8 +216,8 @@ pub(super) fn takes(operator: DeclaredOperator, key: &str) -> bool {
 }
 
 /// The operator that the metadata of a file names.
-pub(super) fn operator(metadata: &[(String, String)]) -> Result<DeclaredOperator, CaseError> {
-    let find = |key: &'static str| value(metadata, key).ok_or(CaseError::MissingKey(key));
+pub(super) fn operator(metadata: &BTreeMap<String, String>) -> Result<DeclaredOperator, CaseError> {
+    let find = |key: &'static str| metadata.get(key).map(String::as_str).ok_or(CaseError::MissingKey(key));
     // `format`, `version` and `op` come first: they decide what the other keys mean.
     if let Some(format) = Some(find("format")?).filter(|format| *format != FORMAT) {
         return Err(CaseError::UnknownFormat(format.to_owned()));
@@ -229,14 +229,11 @@ pub(super) fn operator(metadata: &[(String, String)]) -> Result<DeclaredOperator
     DeclaredOperator::from_name(op).ok_or_else(|| CaseError::UnknownOp(op.to_owned()))
 }
 
-/// The value of a key.
-pub(super) fn value<'m>(metadata: &'m [(String, String)], key: &str) -> Option<&'m str> {
-    let entry = metadata.iter().find(|(name, _)| name == key);
-    entry.map(|(_, value)| value.as_str())
-}
-
 /// Reads the metadata of a case of an operator. Also returns the element types of tensors that are stored as U8.
-pub(super) fn read(metadata: &[(String, String)], operator: DeclaredOperator) -> Result<(Case, Stored), CaseError> {
+pub(super) fn read(
+    metadata: &BTreeMap<String, String>,
+    operator: DeclaredOperator,
+) -> Result<(Case, Stored), CaseError> {
     let mut arguments = AnyArguments::new(operator);
     let mut stored = Stored::default();
     for (key, value) in metadata {
@@ -267,7 +264,7 @@ pub(super) fn read(metadata: &[(String, String)], operator: DeclaredOperator) ->
     }
     let mut case = Case::default();
     for (key, field) in &KEYS {
-        if let Some(value) = value(metadata, key) {
+        if let Some(value) = metadata.get(*key) {
             field.read(&mut case, operator, key, value)?;
         }
     }

@@ -60,7 +60,10 @@ impl ParameterCase {
             // The quoted part of the line may hold anything.
             CaseError::NotJson(what.to_string().escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'"))
         };
-        let _: UniqueNames = serde_json::from_str(line).map_err(|error| broken(&error))?;
+        let UniqueNames { repeated } = serde_json::from_str(line).map_err(|error| broken(&error))?;
+        if let Some(name) = repeated {
+            return Err(broken(&format_args!("the name {:?} stands twice in one object", shortened(&name))));
+        }
         let object: Map<String, Value> = serde_json::from_str(line).map_err(|error| broken(&error))?;
         let operator = match object.get("op") {
             Some(Value::String(name)) => {

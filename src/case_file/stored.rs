@@ -215,7 +215,7 @@ fn members(name: &str, mut found: BTreeMap<Option<usize>, CaseTensor>) -> Result
 pub fn read_tensors(path: impl AsRef<Path>, most: u64) -> Result<BTreeMap<String, CaseTensor>, CaseError> {
     let file = read_file(path, most)?;
     let header = Header::read(&file)?;
-    let tensor = |(name, info): &(String, TensorInfo)| {
+    let tensor = |(name, info): (&String, &TensorInfo)| {
         let TensorInfo { dtype, shape, .. } = info;
         let dtype =
             from_file(*dtype).ok_or_else(|| CaseError::Dtype { tensor: name.clone(), dtype: format!("{dtype:?}") })?;
