@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use ascend_attention::case::{Case, Verdict};
 use ascend_attention::{Error, Stream};
+use serde_json::json;
 
 use super::Stop;
 use super::output::Output;
@@ -66,7 +67,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         }
     }
     if arguments.json {
-        output.line(platform.summary(tally.json()))?;
+        output.line(platform.summary(json!(tally)))?;
     } else {
         output.line(&tally)?;
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ascend_attention::case::{Comparison, Outcome, Verdict};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// The result of replaying one file.
@@ -25,7 +26,8 @@ pub(super) struct Report {
 }
 
 /// The word for a case's result.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 enum Word {
     Passed,
     Failed,
@@ -114,7 +116,7 @@ impl Report {
         json!({
             "file": self.file.to_string_lossy(),
             "name": self.name,
-            "verdict": self.word().json(),
+            "verdict": self.word(),
             "reason": self.reason(),
             "refusal": outcome.and_then(|outcome| outcome.refusal.as_ref()).map(ToString::to_string),
             "outputs": self.comparisons().iter().map(comparison).collect::<Vec<_>>(),
@@ -125,18 +127,6 @@ impl Report {
                 .collect::<Vec<_>>(),
             "milliseconds": self.elapsed.as_secs_f64() * 1e3,
         })
-    }
-}
-
-impl Word {
-    fn json(self) -> &'static str {
-        match self {
-            Self::Passed => "passed",
-            Self::Failed => "failed",
-            Self::Unsupported => "unsupported",
-            Self::Skipped => "skipped",
-            Self::Computed => "computed",
-        }
     }
 }
 
@@ -170,7 +160,7 @@ pub(super) fn number(value: f64) -> Value {
 }
 
 /// Counts of cases by result.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 pub(super) struct Tally {
     pub(super) passed: usize,
     pub(super) failed: usize,
@@ -188,16 +178,6 @@ impl Tally {
             Word::Skipped => &mut self.skipped,
             Word::Computed => &mut self.computed,
         } += 1;
-    }
-
-    pub(super) fn json(&self) -> Value {
-        json!({
-            "passed": self.passed,
-            "failed": self.failed,
-            "unsupported": self.unsupported,
-            "skipped": self.skipped,
-            "computed": self.computed,
-        })
     }
 }
 

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use ascend_attention::case::{AttentionCase, Case, CaseError, CaseTensor, Verdict};
 use ascend_attention::spec::Target;
 use ascend_attention::{Error, Stream};
+use serde_json::json;
 
 use super::Stop;
 use super::output::Output;
@@ -76,7 +77,7 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
         }
     }
     if arguments.json {
-        output.line(platform.summary(tally.json()))?;
+        output.line(platform.summary(json!(tally)))?;
     } else {
         output.line(&tally)?;
     }

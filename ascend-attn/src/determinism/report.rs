@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::rows::Difference;
@@ -128,7 +129,7 @@ impl fmt::Display for CaseReport {
 }
 
 /// Counts of cases and variations by result.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 pub(super) struct Tally {
     cases: usize,
     pub(super) failed: usize,
@@ -150,17 +151,6 @@ impl Tally {
                 Err(_) => &mut self.impossible,
             } += 1;
         }
-    }
-
-    pub(super) fn json(&self) -> Value {
-        json!({
-            "cases": self.cases,
-            "failed": self.failed,
-            "skipped": self.skipped,
-            "same": self.same,
-            "differing": self.differing,
-            "impossible": self.impossible,
-        })
     }
 }
 
