@@ -7,6 +7,8 @@
 mod cases;
 #[path = "../src/bench/measure.rs"]
 mod measure;
+#[path = "../src/random.rs"]
+mod random;
 
 use ascend_attention::spec::DType;
 use std::process::ExitCode;

@@ -13,6 +13,7 @@ mod installation;
 mod mask;
 mod output;
 mod platform;
+mod random;
 mod ranks;
 mod replay;
 mod report;

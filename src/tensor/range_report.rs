@@ -73,22 +73,29 @@ impl RangeReport {
 pub trait Number: Element {
     /// Returns the number as `f64`.
     fn to_f64(self) -> f64;
+
+    /// Returns the nearest number of this type.
+    fn from_f32(number: f32) -> Self;
 }
 
 macro_rules! numbers {
-    ($($number:ty: $to:expr),* $(,)?) => {$(
+    ($($number:ty: $to:expr, $from:expr;)*) => {$(
         impl Number for $number {
             fn to_f64(self) -> f64 {
                 $to(self)
+            }
+
+            fn from_f32(number: f32) -> Self {
+                $from(number)
             }
         }
     )*};
 }
 
 numbers! {
-    f16: f16::to_f64,
-    bf16: bf16::to_f64,
-    f32: f64::from,
+    f16: f16::to_f64, f16::from_f32;
+    bf16: bf16::to_f64, bf16::from_f32;
+    f32: f64::from, f32::from;
 }
 
 impl<T: Number> Tensor<T> {

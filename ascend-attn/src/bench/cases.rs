@@ -1,5 +1,6 @@
 //! The cases of the benchmark: attention calls by name, described, checked by the contract and filled with numbers.
 
+use crate::random::Random;
 use ascend_attention::spec::attention_problem::{AttentionProblem, TensorRole};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::ops::flash_attention_score::{self, FlashAttentionCall, SoftmaxOrder};
@@ -307,14 +308,14 @@ impl Prepared {
                     let sight = self.case.sight;
                     each(&mut words, |at| match sight {
                         Sight::Triangular => u8::from(at % columns > at / columns),
-                        Sight::Random => u8::from(random.below(10) == 0),
+                        Sight::Random => u8::from(random.bits().is_multiple_of(10)),
                         _ => 0,
                     });
                 }
                 Parameter::BlockTable => {
                     let mut ids: Vec<u32> = (0..count as u32).collect();
                     for last in (1..count).rev() {
-                        ids.swap(last, random.below(last + 1));
+                        ids.swap(last, (random.bits() % (last as u64 + 1)) as usize);
                     }
                     each(&mut words, |at| ids.get(at).copied().unwrap_or(0));
                 }
@@ -323,7 +324,7 @@ impl Prepared {
                         each(&mut words, |_| f16::from_f32(random.number()).to_bits());
                     }
                     DType::Bf16 => each(&mut words, |_| bf16::from_f32(random.number()).to_bits()),
-                    DType::Int8 => each(&mut words, |_| random.below(256) as u8),
+                    DType::Int8 => each(&mut words, |_| random.bits() as u8),
                     _ => each(&mut words, |_| random.number().to_bits()),
                 },
             }
@@ -382,27 +383,6 @@ impl Ready<'_> {
         // SAFETY: each tensor has the memory of its description, four bytes an element where single precision is held.
         let done = unsafe { kernel::run_with(self.problem, &buffers, &options) };
         done.map_err(|unsupported| unsupported.to_string())
-    }
-}
-
-/// Random numbers of a xorshift generator.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        ((self.next() >> 33) as usize) % end
-    }
-
-    /// Returns a number between -1 and 1.
-    fn number(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
 

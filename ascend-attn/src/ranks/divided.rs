@@ -5,12 +5,12 @@ use std::thread;
 use std::time::Duration;
 
 use ascend_attention::comm::Communicator;
-use ascend_attention::{Device, Stream};
+use ascend_attention::{Device, Number, Stream};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, ContextPart, Error, Result, rules};
 
 use super::Work;
-use super::rows::{Half, Kind, of_step, queries, upload_keys};
+use super::rows::{Kind, of_step, queries, upload_keys};
 use super::whole::all_queries;
 
 /// The parts of a layer, in order.
@@ -34,7 +34,7 @@ pub(super) struct RankSteps {
     pub(super) sent_bytes: u64,
 }
 
-pub(super) fn steps<T: Half>(devices: &[Device], work: &Work) -> Result<Vec<RankSteps>> {
+pub(super) fn steps<T: Number>(devices: &[Device], work: &Work) -> Result<Vec<RankSteps>> {
     let ranks = Communicator::all(devices)?;
     thread::scope(|scope| {
         let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(|| steps_of_rank::<T>(rank, work))).collect();
@@ -58,7 +58,7 @@ fn is_of_others(error: &Error) -> bool {
     error.breaks(&rules::RANKS_BATCH) || matches!(error, Error::Attention(Call::Hccl { .. } | Call::Acl { .. }))
 }
 
-fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<RankSteps> {
+fn steps_of_rank<T: Number>(communicator: Communicator, work: &Work) -> Result<RankSteps> {
     let stream = communicator.device().stream()?;
     let blocks = work.requests * work.all_tokens().div_ceil(work.block_size * work.ranks);
     let shape = CacheShape::new(1, work.kv_heads, work.head_dim);
@@ -116,14 +116,14 @@ fn steps_of_rank<T: Half>(communicator: Communicator, work: &Work) -> Result<Ran
         times.push(parts);
         current.end()?;
         if step + 1 == work.steps {
-            output = attended.download(&stream)?.into_iter().map(T::to).collect();
+            output = attended.download(&stream)?.into_iter().map(|x| x.to_f64() as f32).collect();
         }
     }
     Ok(RankSteps { times, output, rows, sent_bytes })
 }
 
 /// Writes the keys of a request that are cached before the first step and that the rank holds.
-fn fill<T: Half>(
+fn fill<T: Number>(
     stream: &Stream,
     attention: &mut ContextAttention<T>,
     sequence: &mut Sequence,

@@ -11,18 +11,17 @@ use std::env;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use ascend_attention::{Platform, Runtime, bf16, f16};
+use ascend_attention::{Number, Platform, Runtime, bf16, f16};
 use ascend_serving::ContextParallel;
-use clap::ValueEnum;
 
 use super::Stop;
 use super::drawing;
 use super::output::Output;
 use super::platform::{DeviceChoice, DeviceReport};
+use super::triangle::Half;
 
 use divided::RankSteps;
 use report::Report;
-use rows::Half;
 
 /// The numbers of ranks that a context is divided over.
 const RANKS: std::ops::RangeInclusive<i64> = 1..=ContextParallel::MAX_RANKS as i64;
@@ -78,7 +77,7 @@ pub(super) struct Arguments {
     steps: u64,
     /// Element type of queries, keys and values
     #[arg(long, value_enum, default_value_t)]
-    dtype: ElementType,
+    dtype: Half,
     /// Largest difference of an element that passes
     #[arg(long, value_name = "DIFFERENCE", default_value_t = 0.01, allow_negative_numbers = true)]
     within: f64,
@@ -93,13 +92,6 @@ pub(super) struct Arguments {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum ElementType {
-    #[default]
-    Bf16,
-    F16,
 }
 
 fn number(range: impl std::ops::RangeBounds<u64>) -> clap::builder::RangedU64ValueParser<u64> {
@@ -170,8 +162,8 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
     };
     let platform = DeviceReport::of(&runtime.device(first)?.stream()?);
     let (report, ranks) = match arguments.dtype {
-        ElementType::Bf16 => compared::<bf16>(&runtime, first, &work)?,
-        ElementType::F16 => compared::<f16>(&runtime, first, &work)?,
+        Half::Bf16 => compared::<bf16>(&runtime, first, &work)?,
+        Half::F16 => compared::<f16>(&runtime, first, &work)?,
     };
     let files = [arguments.png.as_deref(), arguments.svg.as_deref()];
     if files != [None, None] {
@@ -199,7 +191,7 @@ fn elsewhere(devices: usize) -> Result<ExitCode, Stop> {
     }
 }
 
-fn compared<T: Half>(runtime: &Runtime, first: i32, work: &Work) -> Result<(Report, Vec<RankSteps>), Stop> {
+fn compared<T: Number>(runtime: &Runtime, first: i32, work: &Work) -> Result<(Report, Vec<RankSteps>), Stop> {
     let whole = whole::steps::<T>(&runtime.device(first)?, work)?;
     let devices = (0..work.ranks).map(|rank| runtime.device(first + i32::try_from(rank).unwrap_or(i32::MAX)));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use ascend_attention::{Device, Stream};
+use ascend_attention::{Device, Number, Stream};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{Attention, AttentionShape, Backends, BatchRequest, Result, StatePolicy};
 
 use super::Work;
-use super::rows::{Half, queries, upload_keys, upload_step};
+use super::rows::{queries, upload_keys, upload_step};
 
 /// Steps on one device.
 pub(super) struct WholeSteps {
@@ -24,7 +24,7 @@ pub(super) fn place(work: &Work, rank: usize, head: usize) -> usize {
     (key_head * work.ranks + rank) * group + inner
 }
 
-pub(super) fn steps<T: Half>(device: &Device, work: &Work) -> Result<WholeSteps> {
+pub(super) fn steps<T: Number>(device: &Device, work: &Work) -> Result<WholeSteps> {
     let stream = device.stream()?;
     let blocks = work.requests * work.all_tokens().div_ceil(work.block_size);
     let shape = CacheShape::new(1, work.kv_heads, work.head_dim);
@@ -55,14 +55,14 @@ pub(super) fn steps<T: Half>(device: &Device, work: &Work) -> Result<WholeSteps>
         stream.synchronize()?;
         times.push(end.elapsed_since(&start)?);
         if step + 1 == work.steps {
-            output = attended.download(&stream)?.into_iter().map(T::to).collect();
+            output = attended.download(&stream)?.into_iter().map(|x| x.to_f64() as f32).collect();
         }
     }
     Ok(WholeSteps { times, output })
 }
 
 /// Writes the keys of a request that are cached before the first step.
-fn fill<T: Half>(
+fn fill<T: Number>(
     stream: &Stream,
     attention: &mut Attention<T>,
     sequence: &mut Sequence,
@@ -77,9 +77,9 @@ fn fill<T: Half>(
 }
 
 /// The queries of all ranks, `[rows, heads of all, D]`.
-pub(super) fn all_queries<T: Half>(work: &Work, step: usize) -> Vec<T> {
+pub(super) fn all_queries<T: Number>(work: &Work, step: usize) -> Vec<T> {
     let (heads, dim) = (work.heads * work.ranks, work.head_dim);
-    let mut all = vec![T::of(0.0); work.rows() * heads * dim];
+    let mut all = vec![T::from_f32(0.0); work.rows() * heads * dim];
     for rank in 0..work.ranks {
         let own = queries::<T>(work, rank, step);
         for (row, head) in (0..work.rows()).flat_map(|row| (0..work.heads).map(move |head| (row, head))) {

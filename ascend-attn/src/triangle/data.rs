@@ -11,6 +11,8 @@ use ascend_serving::AttentionShape;
 use ascend_trianglemix::LayerSample;
 use clap::ValueEnum;
 
+use crate::random::Random;
+
 /// Element types of the operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Half {
@@ -55,17 +57,8 @@ impl Data {
             ));
         }
         let numbers = |stream: u64, heads: usize| {
-            let mut state = seed.wrapping_mul(3).wrapping_add(stream);
-            let next = |_| {
-                // SplitMix64: any state is a good one, and neighbouring states are unrelated.
-                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let mut bits = state;
-                bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-                let high = (bits ^ (bits >> 31)) >> 40;
-                high as f32 / (1u32 << 23) as f32 - 1.0
-            };
-            (0..tokens * heads * shape.head_dim).map(next).collect()
+            let mut random = Random(seed.wrapping_mul(3).wrapping_add(stream));
+            (0..tokens * heads * shape.head_dim).map(|_| random.number()).collect()
         };
         Ok(Self {
             tokens,

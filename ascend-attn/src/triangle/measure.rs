@@ -25,8 +25,8 @@ pub(super) fn measure(
     (half, runs, mass): (Half, usize, bool),
 ) -> Result<Measured, Stop> {
     let layers = match half {
-        Half::F16 => run(stream, prefill, data, runs, f16::from_f32),
-        Half::Bf16 => run(stream, prefill, data, runs, bf16::from_f32),
+        Half::F16 => run::<f16>(stream, prefill, data, runs),
+        Half::Bf16 => run::<bf16>(stream, prefill, data, runs),
     }?;
     let parts = || data.sample().parts(prefill.sizes, SampleMeasure::AttentionMass);
     Ok(Measured { layers, platform: DeviceReport::of(stream), mass: mass.then(parts).transpose()? })
@@ -37,11 +37,10 @@ fn run<T: Number>(
     prefill: &TrianglePrefill,
     data: &Data,
     runs: usize,
-    round: impl Fn(f32) -> T,
 ) -> Result<LayerComparison, Stop> {
     let shape = prefill.shape;
     let upload = |numbers: &[f32], heads| {
-        let rounded: Vec<T> = numbers.iter().map(|&x| round(x)).collect();
+        let rounded: Vec<T> = numbers.iter().map(|&x| T::from_f32(x)).collect();
         stream.upload(&rounded, [data.tokens, heads, shape.head_dim])
     };
     let query = upload(&data.query, shape.heads)?;
