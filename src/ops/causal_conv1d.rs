@@ -16,8 +16,8 @@ use smallvec::SmallVec;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::delta_rule::{narrow, number, numbers, too_many_values, uploaded, wide};
-use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
+use crate::ops::delta_rule::too_many_values;
+use crate::ops::known_numbers::{KnownNumbers, NumbersCheck, narrow, number, numbers};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::rules::PACKAGE_TRUSTED;
 use crate::runtime::{Platform, Queue, ReplayCheck, Runtime, Stream};
@@ -74,12 +74,7 @@ pub struct ConvSequence {
 /// [overwritten](Self::overwrite), for the next step of captured launches. Cloning shares the memory.
 #[derive(Clone, Debug)]
 pub struct ConvSequences {
-    starts: Tensor<i32>,
-    lines: Tensor<i32>,
-    /// Which sequences go on from their lines, or the accepted rows of all.
-    history: Tensor<i32>,
-    accepted: bool,
-    /// What the tensors of the operator's arguments hold.
+    /// Those of [`CausalConvCall::CONTENTS`]: of the last two, all sequences have the one or the other.
     numbers: KnownNumbers<ConvCheck, 4>,
 }
 
@@ -108,8 +103,9 @@ impl NumbersCheck<4> for ConvCheck {
     }
 }
 
-/// Where sequences begin and the last one ends, their lines, and which of them go on from their lines.
-fn numbers_of(sequences: &[ConvSequence]) -> Result<[Vec<i32>; 3]> {
+/// The numbers of sequences without accepted counts: where they begin and the last one ends, their lines, and which of
+/// them go on from their lines.
+fn numbers_of(sequences: &[ConvSequence]) -> Result<[Vec<i64>; 4]> {
     let ends = sequences.iter().scan(0usize, |end, sequence| {
         *end = end.saturating_add(sequence.rows);
         Some(*end)
@@ -120,11 +116,12 @@ fn numbers_of(sequences: &[ConvSequence]) -> Result<[Vec<i32>; 3]> {
         None => Ok(NO_LINE),
     };
     let lines = sequences.iter().map(line).collect::<Result<_>>()?;
-    Ok([starts, lines, sequences.iter().map(|sequence| i32::from(sequence.continues)).collect()])
+    let modes = sequences.iter().map(|sequence| i64::from(sequence.continues)).collect();
+    Ok([starts, lines, modes, Vec::new()])
 }
 
 /// The line of a sequence that is left out: what `padSlotId` is where a call leaves it as it is.
-pub(super) const NO_LINE: i32 = -1;
+pub(super) const NO_LINE: i64 = -1;
 
 impl ConvSequences {
     /// The sequences of a call.
@@ -136,19 +133,11 @@ impl ConvSequences {
         if sequences.is_empty() {
             return Err(Error::invalid("sequences", 0, "at least one").fix("leave the call out"));
         }
-        let [starts, lines, history] = numbers_of(sequences)?;
-        Self::of_numbers(stream, [&starts, &lines, &history], false)
+        Self::of_numbers(stream, numbers_of(sequences)?)
     }
 
-    fn of_numbers(stream: &Stream, [starts, lines, history]: [&[i32]; 3], accepted: bool) -> Result<Self> {
-        let (modes, counts) = if accepted { (Vec::new(), wide(history)) } else { (wide(history), Vec::new()) };
-        Ok(Self {
-            starts: uploaded(stream, "rows", starts)?,
-            lines: uploaded(stream, "lines", lines)?,
-            history: uploaded(stream, if accepted { "accepted" } else { "sequences" }, history)?,
-            accepted,
-            numbers: KnownNumbers::new("sequences", [wide(starts), wide(lines), modes, counts]),
-        })
+    fn of_numbers(stream: &Stream, numbers: [Vec<i64>; 4]) -> Result<Self> {
+        Ok(Self { numbers: KnownNumbers::upload(stream, "sequences", numbers, narrow)? })
     }
 
     /// Waits for a stream, then replaces the sequences by as many others, with as many rows in all: plans, and launches
@@ -163,9 +152,9 @@ impl ConvSequences {
     /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
     /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(&self, stream: &Stream, sequences: &[ConvSequence]) -> Result<()> {
-        let count = self.lines.len();
-        if sequences.len() != count || self.accepted {
-            let kind = if self.accepted { "sequences with accepted counts" } else { "sequences" };
+        let (count, accepted) = (self.numbers.tensor(1).len(), self.has_accepted());
+        if sequences.len() != count || accepted {
+            let kind = if accepted { "sequences with accepted counts" } else { "sequences" };
             let given = format_args!("{} in place of {count} {kind}", sequences.len());
             return Err(Error::invalid("sequences", given, format_args!("{count}, without counts")).fix(
                 match sequences.len() > count {
@@ -174,10 +163,7 @@ impl ConvSequences {
                 },
             ));
         }
-        self.each().into_iter().try_for_each(|(_, tensor)| tensor.on("sequences", stream.context()))?;
-        let [starts, lines, history] = numbers_of(sequences)?.map(|numbers| wide(&numbers));
-        let tensors = [Some(&*self.starts), Some(&*self.lines), Some(&*self.history), None];
-        self.numbers.overwrite(stream, tensors, [starts, lines, history, Vec::new()], narrow)
+        self.numbers.overwrite(stream, numbers_of(sequences)?)
     }
 
     /// The sequences, each of which goes on behind this number of rows of the call before, of which the first counts:
@@ -188,28 +174,31 @@ impl ConvSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of counts than of sequences, and for
     /// sequences that do not go on from their lines; otherwise as for [`Stream::upload`].
     pub fn accepted(self, stream: &Stream, counts: &[usize]) -> Result<Self> {
-        let [starts, lines, history] =
-            self.numbers.read(|[starts, lines, history, _]| [starts, lines, history].map(|numbers| narrow(numbers)))?;
-        if counts.len() != lines.len() || self.accepted || history.contains(&0) {
+        let [starts, lines, modes, _] = self.numbers.read(Clone::clone)?;
+        if counts.len() != lines.len() || self.has_accepted() || modes.contains(&0) {
             let given = format_args!("{} counts for {} sequences", counts.len(), lines.len());
             return Err(Error::invalid("accepted", given, "a count for each sequence, all of which go on")
                 .fix("make the sequences of this step anew, all with `continues`, and counts from the same batch"));
         }
         // Tensors of their own: clones of the sequences can be overwritten.
-        Self::of_numbers(stream, [&starts, &lines, &numbers("accepted", counts.iter().copied())?], true)
+        Self::of_numbers(stream, [starts, lines, Vec::new(), numbers("accepted", counts.iter().copied())?])
+    }
+
+    /// Whether the sequences have accepted counts.
+    fn has_accepted(&self) -> bool {
+        self.numbers.given(3).is_some()
     }
 
     /// Whether some rows belong to sequences without a line, which the operator leaves out.
     fn has_unwritten(&self) -> Result<bool> {
         self.numbers.read(|[starts, lines, ..]| {
             let rows = starts.windows(2).map(|ends| matches!(ends, [start, end] if start < end));
-            rows.zip(lines).any(|(has_rows, line)| has_rows && *line == i64::from(NO_LINE))
+            rows.zip(lines).any(|(has_rows, line)| has_rows && *line == NO_LINE)
         })
     }
 
-    fn each(&self) -> [(Parameter, &AnyTensor); 3] {
-        let history = if self.accepted { Parameter::NumAcceptedTokens } else { Parameter::InitialStateMode };
-        [(Parameter::QueryStartLoc, &self.starts), (Parameter::CacheIndices, &self.lines), (history, &self.history)]
+    fn each(&self) -> impl Iterator<Item = (Parameter, &AnyTensor)> {
+        self.numbers.each(CausalConvCall::CONTENTS)
     }
 }
 
@@ -295,18 +284,18 @@ impl CausalConv1d {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
         vouched_for(context.runtime())?;
         let desc = |tensor: &AnyTensor| Some(*tensor.desc());
-        let history = |accepted: bool| (sequences.accepted == accepted).then(|| *sequences.history.desc());
+        let numbers = |argument| sequences.numbers.given(argument).map(|tensor| *tensor.desc());
         let given = CausalConvCall {
             x: desc(inputs.x),
             weight: desc(inputs.weight),
             bias: inputs.bias.and_then(|bias| desc(bias)),
             conv_states: desc(inputs.lines),
-            query_start_loc: desc(&sequences.starts),
-            cache_indices: desc(&sequences.lines),
-            initial_state_mode: history(false),
-            num_accepted_tokens: history(true),
+            query_start_loc: numbers(0),
+            cache_indices: numbers(1),
+            initial_state_mode: numbers(2),
+            num_accepted_tokens: numbers(3),
             activation_mode: i64::from(self.silu),
-            run_mode: i64::from(sequences.accepted),
+            run_mode: i64::from(sequences.has_accepted()),
             ..CausalConvCall::default()
         };
         let call = CausalConvCall { y: given.output(), ..given };

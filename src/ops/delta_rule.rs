@@ -1,6 +1,5 @@
 //! What the operators of the gated delta rule share: sequences, states, and the tensors of a launch.
 
-use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
@@ -8,7 +7,7 @@ use ascend_spec::{ContentFault as _, Rule};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
+use crate::ops::known_numbers::{KnownNumbers, NumbersCheck, narrow, numbers};
 use crate::runtime::{Context, Device, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -22,10 +21,7 @@ use crate::tensor::{AnyTensor, Tensor};
 /// [`RecurrentGatedDeltaRule`]: crate::recurrent_delta_rule::RecurrentGatedDeltaRule
 #[derive(Clone, Debug)]
 pub struct DeltaSequences {
-    lengths: Tensor<i32>,
-    slots: Option<Tensor<i32>>,
-    accepted: Option<Tensor<i32>>,
-    /// What the tensors hold: lengths, slots and accepted counts.
+    /// Lengths, slots and accepted counts.
     numbers: KnownNumbers<DeltaCheck, 3>,
 }
 
@@ -39,19 +35,21 @@ impl DeltaSequences {
     ///
     /// [`ChunkGatedDeltaRule`]: crate::chunk_delta_rule::ChunkGatedDeltaRule
     pub fn of_lengths(stream: &Stream, lengths: &[usize]) -> Result<Self> {
-        let lengths = numbers("lengths", lengths.iter().copied())?;
-        Self::new(stream, [Some(&lengths), None, None])
+        Self::new(stream, [numbers("lengths", lengths.iter().copied())?, Vec::new(), Vec::new()])
     }
 
-    fn new(stream: &Stream, [lengths, slots, accepted]: [Option<&[i32]>; 3]) -> Result<Self> {
-        let held = |numbers: Option<&[i32]>| wide(numbers.unwrap_or_default());
-        let upload = |name, numbers: Option<&[i32]>| numbers.map(|numbers| uploaded(stream, name, numbers)).transpose();
-        Ok(Self {
-            lengths: uploaded(stream, "lengths", lengths.unwrap_or_default())?,
-            slots: upload("slots", slots)?,
-            accepted: upload("accepted", accepted)?,
-            numbers: KnownNumbers::new("sequences", [held(lengths), held(slots), held(accepted)]),
-        })
+    fn new(stream: &Stream, numbers: [Vec<i64>; 3]) -> Result<Self> {
+        if numbers[0].is_empty() {
+            return Err(nothing_to_compute("no lengths"));
+        }
+        Ok(Self { numbers: KnownNumbers::upload(stream, "sequences", numbers, narrow)? })
+    }
+
+    fn with_slots(stream: &Stream, [lengths, slots]: [Vec<i64>; 2]) -> Result<Self> {
+        if slots.is_empty() && !lengths.is_empty() {
+            return Err(nothing_to_compute("no slots"));
+        }
+        Self::new(stream, [lengths, slots, Vec::new()])
     }
 
     /// Sequences whose tokens write these slots of the pool: a row for each, with a slot for each of its tokens. A
@@ -61,8 +59,7 @@ impl DeltaSequences {
     /// # Errors
     /// As for [`of_lengths`](Self::of_lengths), for no token, and for slots beyond INT32.
     pub fn of_slots(stream: &Stream, slots: &[impl AsRef<[usize]>]) -> Result<Self> {
-        let [lengths, slots] = lengths_and_slots(slots)?;
-        Self::new(stream, [Some(&lengths), Some(&slots), None])
+        Self::with_slots(stream, lengths_and_slots(slots)?)
     }
 
     /// `sequences` sequences of a call of `tokens` rows, none of which has a token yet: a launch computes nothing until
@@ -78,10 +75,7 @@ impl DeltaSequences {
             room.then_some(zeros)
                 .ok_or_else(|| Error::invalid(name, count, "numbers that memory can hold").fix("capture smaller steps"))
         };
-        Self::new(
-            stream,
-            [Some(zeros("lengths", sequences)?.as_slice()), Some(zeros("slots", tokens)?.as_slice()), None],
-        )
+        Self::with_slots(stream, [zeros("lengths", sequences)?, zeros("slots", tokens)?])
     }
 
     /// Waits for a stream, then replaces the slots, of as many sequences as there are: plans, and launches that were
@@ -100,15 +94,15 @@ impl DeltaSequences {
     /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
     /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(&self, stream: &Stream, slots: &[impl AsRef<[usize]>]) -> Result<()> {
-        let (Some(tensor), None) = (&self.slots, &self.accepted) else {
-            let given = if self.accepted.is_some() { "sequences with accepted counts" } else { "lengths alone" };
+        let (Some(tensor), None) = (self.slots(), self.accepted_tokens()) else {
+            let given =
+                if self.accepted_tokens().is_some() { "sequences with accepted counts" } else { "lengths alone" };
             return Err(Error::invalid("sequences", given, "sequences of slots, without counts").fix(
                 "make them by `DeltaSequences::of_slots`, and begin each row with the slot of its last accepted token",
             ));
         };
-        self.on(stream.context(), true)?;
         let [lengths, mut named] = lengths_and_slots(slots)?;
-        let (sequences, tokens) = (self.lengths.len(), tensor.len());
+        let (sequences, tokens) = (self.lengths().len(), tensor.len());
         if lengths.len() != sequences || named.len() > tokens {
             let given = format_args!("{} rows of {} slots", lengths.len(), named.len());
             let allowed = format_args!("{sequences} rows of at most {tokens} slots together, as there are");
@@ -117,8 +111,7 @@ impl DeltaSequences {
         }
         // Slots of no sequence, which nothing reads.
         named.resize(tokens, 0);
-        let numbers = [wide(&lengths), wide(&named), Vec::new()];
-        self.numbers.overwrite(stream, [Some(&*self.lengths), Some(&**tensor), None], numbers, narrow)
+        self.numbers.overwrite(stream, [lengths, named, Vec::new()])
     }
 
     /// The sequences, each of which goes on behind this number of accepted tokens of the step before, of which the
@@ -130,32 +123,32 @@ impl DeltaSequences {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of counts than of sequences, and for
     /// sequences without slots; otherwise as for [`Stream::upload`].
     pub fn accepted(self, stream: &Stream, counts: &[usize]) -> Result<Self> {
-        let sequences = self.lengths.len();
-        if counts.len() != sequences || self.slots.is_none() {
-            let kind = if self.slots.is_some() { "slots" } else { "lengths alone" };
+        let sequences = self.lengths().len();
+        if counts.len() != sequences || self.slots().is_none() {
+            let kind = if self.slots().is_some() { "slots" } else { "lengths alone" };
             let given = format_args!("{} counts for {sequences} sequences of {kind}", counts.len());
             return Err(Error::invalid("accepted", given, "a count for each sequence of slots")
                 .fix("make sequences by `DeltaSequences::of_slots`, and counts from the same batch"));
         }
         let counts = numbers("accepted", counts.iter().copied())?;
         // Tensors of their own: clones of the sequences can be overwritten.
-        let [lengths, slots] = self.numbers.read(|[lengths, slots, _]| [narrow(lengths), narrow(slots)])?;
-        Self::new(stream, [Some(&lengths), Some(&slots), Some(&counts)])
+        let [lengths, slots] = self.numbers.read(|[lengths, slots, _]| [lengths.clone(), slots.clone()])?;
+        Self::new(stream, [lengths, slots, counts])
     }
 
     /// Tokens of each sequence on the device, `[B]`. Only [`overwrite`](Self::overwrite) can write to them.
     pub fn lengths(&self) -> &Tensor<i32> {
-        &self.lengths
+        self.numbers.tensor(0)
     }
 
     /// The slot of each token on the device, `[T]`. Only [`overwrite`](Self::overwrite) can write to them.
     pub fn slots(&self) -> Option<&Tensor<i32>> {
-        self.slots.as_ref()
+        self.numbers.given(1)
     }
 
     /// Accepted tokens of each sequence on the device, `[B]`. Nothing can be written to them.
     pub fn accepted_tokens(&self) -> Option<&Tensor<i32>> {
-        self.accepted.as_ref()
+        self.numbers.given(2)
     }
 
     /// The number of the first of `rows` rows that belongs to no token, if there is one.
@@ -175,21 +168,19 @@ impl DeltaSequences {
 
     /// The tensors as the arguments of a call: lengths, slots and accepted counts.
     pub(crate) fn each<P>(&self, parameters: [P; 3]) -> impl Iterator<Item = (P, &AnyTensor)> {
-        let tensors = [Some(&self.lengths), self.slots.as_ref(), self.accepted.as_ref()];
-        let given = parameters.into_iter().zip(tensors);
-        given.filter_map(|(parameter, tensor)| Some((parameter, &**tensor?)))
+        self.numbers.each(parameters)
     }
 
     /// Refuses tensors that are not on this device, and sequences of another operator, which has slots or has not.
     pub(crate) fn on(&self, context: &Arc<Context>, has_slots: bool) -> Result<()> {
-        if self.slots.is_some() != has_slots {
+        if self.slots().is_some() != has_slots {
             let name = |slots: bool| if slots { "sequences of slots" } else { "sequences of lengths" };
             return Err(Error::invalid("sequences", name(!has_slots), name(has_slots)).fix(match has_slots {
                 true => "make them by `DeltaSequences::of_slots`",
                 false => "make them by `DeltaSequences::of_lengths`",
             }));
         }
-        self.each([(); 3]).try_for_each(|((), tensor)| tensor.on("sequences", context))
+        self.numbers.on(context)
     }
 
     /// Refuses by the rule numbers that lead elsewhere than to the sequence's own tokens and states, then by the lints
@@ -250,7 +241,7 @@ pub(crate) enum DeltaLints {
 }
 
 /// The lengths of rows of slots, and the slots of all.
-fn lengths_and_slots(rows: &[impl AsRef<[usize]>]) -> Result<[Vec<i32>; 2]> {
+fn lengths_and_slots(rows: &[impl AsRef<[usize]>]) -> Result<[Vec<i64>; 2]> {
     let lengths = numbers("lengths", rows.iter().map(|row| row.as_ref().len()))?;
     Ok([lengths, numbers("slots", rows.iter().flat_map(|row| row.as_ref()).copied())?])
 }
@@ -369,34 +360,8 @@ pub(crate) fn too_many_values(value: &AnyTensor) -> Error {
     Error::invalid("value", value.desc(), "rows whose outputs memory can hold").fix("compute fewer tokens in a call")
 }
 
-/// A number that INT32 holds.
-pub(crate) fn number(name: &'static str, number: usize) -> Result<i32> {
-    i32::try_from(number).map_err(|_| {
-        Error::invalid(name, number, format_args!("0 to {}", i32::MAX)).fix("give numbers that INT32 counts")
-    })
-}
-
-/// Numbers that INT32 holds.
-pub(crate) fn numbers(name: &'static str, all: impl Iterator<Item = usize>) -> Result<Vec<i32>> {
-    all.map(|each| number(name, each)).collect()
-}
-
-/// Numbers that were widened, as the device has them.
-pub(crate) fn narrow(numbers: &[i64]) -> Vec<i32> {
-    numbers.iter().map(|&number| number as i32).collect()
-}
-
-pub(crate) fn wide(numbers: &[i32]) -> Vec<i64> {
-    numbers.iter().copied().map(i64::from).collect()
-}
-
-/// The numbers on the device, to which nothing is written.
-pub(crate) fn uploaded(stream: &Stream, name: impl fmt::Display, numbers: &[i32]) -> Result<Tensor<i32>> {
-    if numbers.is_empty() {
-        return Err(Error::invalid("sequences", format_args!("no {name}"), "at least one sequence with a token")
-            .fix("leave the call out where there is nothing to compute"));
-    }
-    let tensor = stream.upload(numbers, [numbers.len()])?;
-    tensor.freeze();
-    Ok(tensor)
+/// The refusal of a call without sequences or tokens.
+fn nothing_to_compute(given: &str) -> Error {
+    Error::invalid("sequences", given, "at least one sequence with a token")
+        .fix("leave the call out where there is nothing to compute")
 }

@@ -4,6 +4,7 @@
 //! [`FusedCausalConv1d`] describes a call, which is planned once and launched per layer as a [`FusedConvPlan`], or as
 //! an [`InplaceFusedConvPlan`](crate::inplace_fused_causal_conv::InplaceFusedConvPlan) that writes to its rows.
 
+use std::array;
 use std::fmt;
 use std::sync::Arc;
 
@@ -161,7 +162,7 @@ impl FusedCausalConv1d {
                 .fix("make the sequences with the rows of the lines"));
         }
         let desc = |tensor: &AnyTensor| Some(*tensor.desc());
-        let numbers = sequences.tensors.each_ref().map(|tensor| tensor.as_ref().and_then(|tensor| desc(tensor)));
+        let numbers: [_; 7] = array::from_fn(|at| sequences.numbers.given(at).and_then(|tensor| desc(tensor)));
         let [query_start_loc, cache_indices, num_accepted_tokens, num_computed_tokens, first, last, initial] = numbers;
         let size = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
         Ok(FusedConvCall {

@@ -5,14 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::ops::convolution::ConvProblem;
-use ascend_spec::ops::fused_causal_conv1d::{FusedConvCall, Parameter};
+use ascend_spec::ops::fused_causal_conv1d::FusedConvCall;
 
 use crate::error::{Error, Result};
 use crate::ops::causal_conv1d::{ConvCheck, NO_LINE};
-use crate::ops::delta_rule::{narrow, number, wide};
-use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
+use crate::ops::known_numbers::{KnownNumbers, NumbersCheck, narrow, number};
 use crate::runtime::{ReplayCheck, Stream};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::AnyTensor;
 
 /// A sequence of a call: how many rows it has, and where its last ones are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,10 +38,8 @@ pub struct FusedConvSequence<'a> {
 /// A line has 2 rows, and one more for each row that may be rejected.
 #[derive(Clone, Debug)]
 pub struct FusedConvSequences {
-    /// The tensors of [`FusedConvCall::CONTENTS`].
-    pub(super) tensors: [Option<Tensor<i32>>; 7],
-    /// What they hold.
-    numbers: KnownNumbers<ConvCheck, 7>,
+    /// Those of [`FusedConvCall::CONTENTS`].
+    pub(super) numbers: KnownNumbers<ConvCheck, 7>,
     /// Rows of a line.
     pub(super) line_rows: usize,
     /// Tokens of a block.
@@ -90,23 +87,14 @@ impl FusedConvSequences {
         sequences: &[FusedConvSequence<'_>],
         line_rows: usize,
         block_size: Option<usize>,
-        numbers: [Vec<i32>; 7],
+        numbers: [Vec<i64>; 7],
     ) -> Result<Self> {
-        let mut tensors = [const { None }; 7];
-        for ((parameter, numbers), tensor) in FusedConvCall::CONTENTS.into_iter().zip(&numbers).zip(&mut tensors) {
-            let uploaded = match (numbers.len(), parameter, block_size) {
-                (0, ..) => continue,
-                (count, Parameter::CacheIndices, Some(_)) => {
-                    stream.upload(numbers, [sequences.len(), count / sequences.len()])?
-                }
-                (count, ..) => stream.upload(numbers, [count])?,
-            };
-            uploaded.freeze();
-            *tensor = Some(uploaded);
+        let mut numbers = KnownNumbers::upload(stream, "sequences", numbers, narrow)?;
+        if block_size.is_some() {
+            numbers = numbers.with_table(1, sequences.len())?;
         }
         let most_rows = sequences.iter().map(|sequence| sequence.rows).max().unwrap_or(0);
-        let numbers = KnownNumbers::new("sequences", numbers.map(|numbers| wide(&numbers)));
-        Ok(Self { tensors, numbers, line_rows, block_size, most_rows })
+        Ok(Self { numbers, line_rows, block_size, most_rows })
     }
 
     /// Waits for a stream, then replaces the sequences by as many others, with as many rows in all: plans, and launches
@@ -122,9 +110,7 @@ impl FusedConvSequences {
     /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
     /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(&self, stream: &Stream, sequences: &[FusedConvSequence<'_>]) -> Result<()> {
-        let [starts, lines, ..] = &self.tensors;
-        let [count, lines] = [starts, lines].map(|tensor| tensor.as_ref().map_or(0, |tensor| tensor.len()));
-        let count = count.saturating_sub(1);
+        let [count, lines] = [self.numbers.tensor(0).len().saturating_sub(1), self.numbers.tensor(1).len()];
         if sequences.len() != count {
             let given = format_args!("{} in place of {count} sequences", sequences.len());
             return Err(Error::invalid("sequences", given, count).fix(match self.block_size {
@@ -133,17 +119,13 @@ impl FusedConvSequences {
                 Some(_) => "fill up with rows of padding, as sequences with scratch lines",
             }));
         }
-        self.tensors.iter().flatten().try_for_each(|tensor| tensor.on("sequences", stream.context()))?;
         let columns = lines / count.max(1) - usize::from(self.block_size.is_some());
-        let numbers = numbers_of(self.line_rows, self.block_size, columns, sequences)?;
-        let tensors = self.tensors.each_ref().map(|tensor| tensor.as_ref().map(|tensor| &**tensor));
-        self.numbers.overwrite(stream, tensors, numbers.map(|numbers| wide(&numbers)), narrow)
+        self.numbers.overwrite(stream, numbers_of(self.line_rows, self.block_size, columns, sequences)?)
     }
 
     /// Whether some rows belong to sequences without a line, which the operator leaves out.
     pub(super) fn has_unwritten(&self) -> Result<bool> {
-        let no_line = |lines: &[i64]| lines.contains(&i64::from(NO_LINE));
-        self.numbers.read(|[_, lines, ..]| self.block_size.is_none() && no_line(lines))
+        self.numbers.read(|[_, lines, ..]| self.block_size.is_none() && lines.contains(&NO_LINE))
     }
 
     /// Checks the numbers for a plan, and those that replace them.
@@ -153,10 +135,7 @@ impl FusedConvSequences {
 
     /// The tensor of each argument, by the names that an operator has for [`FusedConvCall::CONTENTS`].
     pub(super) fn each<P: Copy>(&self, parameters: [P; 7]) -> impl Iterator<Item = (P, &AnyTensor)> {
-        parameters
-            .into_iter()
-            .zip(&self.tensors)
-            .filter_map(|(parameter, tensor)| Some((parameter, &**tensor.as_ref()?)))
+        self.numbers.each(parameters)
     }
 }
 
@@ -168,7 +147,7 @@ fn numbers_of(
     block_size: Option<usize>,
     columns: usize,
     sequences: &[FusedConvSequence<'_>],
-) -> Result<[Vec<i32>; 7]> {
+) -> Result<[Vec<i64>; 7]> {
     if sequences.is_empty() {
         return Err(Error::invalid("sequences", 0, "at least one").fix("leave the call out"));
     }

@@ -16,8 +16,9 @@ use ascend_spec::ops::sparse_sequences::SparseContents;
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::ops::known_numbers::{narrow, numbers};
 use crate::ops::operation::{self, Operation, Sealed};
-use crate::ops::sparse_sequences::{SparseSequences, number, on_device};
+use crate::ops::sparse_sequences::SparseSequences;
 use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -150,8 +151,9 @@ impl CompressedSlots {
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for slots beyond INT32; otherwise as for [`Stream::upload`].
     pub fn new(stream: &Stream, slots: &[usize]) -> Result<Self> {
-        let numbers = slots.iter().map(|&slot| number("slots", slot)).collect::<Result<Vec<i64>>>()?;
-        let tensor = stream.upload(&on_device(&numbers), [numbers.len()])?;
+        let numbers = numbers("slots", slots.iter().copied())?;
+        let slots: Vec<i32> = numbers.iter().copied().map(narrow).collect();
+        let tensor = stream.upload(&slots, [slots.len()])?;
         tensor.freeze();
         Ok(Self { tensor, numbers: numbers.into() })
     }

@@ -7,7 +7,7 @@ use ascend_spec::Rule;
 use ascend_spec::ops::sparse_sequences::{TokenLayout, checked_contents, unusual_contents};
 
 use crate::error::{Error, Result};
-use crate::ops::known_numbers::{KnownNumbers, NumbersCheck};
+use crate::ops::known_numbers::{KnownNumbers, NumbersCheck, longest, number, padded_table};
 use crate::runtime::{Context, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -25,8 +25,6 @@ use crate::tensor::{AnyTensor, Tensor};
 #[derive(Clone, Debug)]
 pub struct SparseSequences {
     layouts: [TokenLayout; 2],
-    tensors: [Tensor<i32>; 2],
-    block_table: Option<Tensor<i32>>,
     /// Lengths as the layouts have them, and the block table, where -1 is no block.
     content: KnownNumbers<ContentCheck, 3>,
 }
@@ -98,11 +96,8 @@ impl SparseSequences {
             return Err(other_rows(rows, format_args!("a row of blocks for each of {} sequences", queries.len())));
         }
         let table = table(rows, columns, queries.len())?;
-        let uploaded = stream.upload(&on_device(&table), [rows.len(), columns])?;
-        uploaded.freeze();
-        let mut paged = Self::new(stream, [self.layouts[0], TokenLayout::PaBsnd], [&queries, &keys], table)?;
-        paged.block_table = Some(uploaded);
-        Ok(paged)
+        let paged = Self::new(stream, [self.layouts[0], TokenLayout::PaBsnd], [&queries, &keys], table)?;
+        Ok(Self { content: paged.content.with_table(2, rows.len())?, ..paged })
     }
 
     /// Waits for a stream, then replaces the numbers of as many sequences with keys in a paged cache, and waits for
@@ -125,8 +120,8 @@ impl SparseSequences {
         key_lengths: &[usize],
         rows: &[impl AsRef<[usize]>],
     ) -> Result<()> {
-        let sequences = self.tensors[0].len();
-        let Some(block_table) = &self.block_table else {
+        let sequences = self.query_lengths().len();
+        let Some(block_table) = self.block_table() else {
             return Err(Error::invalid(
                 "sequences",
                 "keys that are not in a paged cache",
@@ -134,7 +129,6 @@ impl SparseSequences {
             )
             .fix("make other sequences for other lengths, and plan with them"));
         };
-        self.on(stream.context())?;
         let lengths = [query_lengths, key_lengths];
         let counts = lengths.map(<[usize]>::len);
         if counts != [sequences; 2] {
@@ -142,10 +136,7 @@ impl SparseSequences {
         }
         let columns = block_table.shape().get(1).copied().unwrap_or(0);
         let [queries, keys] = numbers(self.layouts, lengths)?;
-        let numbers = [queries, keys, table(rows, columns, sequences)?];
-        let tensors = self.tensors.each_ref().map(|tensor| Some(&**tensor));
-        let [queries, keys] = tensors;
-        self.content.overwrite(stream, [queries, keys, Some(block_table)], numbers, on_device)
+        self.content.overwrite(stream, [queries, keys, table(rows, columns, sequences)?])
     }
 
     fn new(stream: &Stream, layouts: [TokenLayout; 2], lengths: [&[usize]; 2], table: Vec<i64>) -> Result<Self> {
@@ -154,32 +145,26 @@ impl SparseSequences {
             return Err(other_counts(counts, format_args!("both for each of at least one sequence")));
         }
         let [queries, keys] = numbers(layouts, lengths)?;
-        let upload = |numbers: &[i64]| {
-            let tensor = stream.upload(&on_device(numbers), [numbers.len()])?;
-            tensor.freeze();
-            Ok::<_, Error>(tensor)
-        };
-        let tensors = [upload(&queries)?, upload(&keys)?];
-        let content = KnownNumbers::new("sequences", [queries, keys, table]);
-        Ok(Self { layouts, tensors, block_table: None, content })
+        let content = KnownNumbers::upload(stream, "sequences", [queries, keys, table], on_device)?;
+        Ok(Self { layouts, content })
     }
 
     /// The numbers of query rows on the device, `[B]`; packed, the end of each sequence. Only
     /// [`overwrite`](Self::overwrite) can write to them.
     pub fn query_lengths(&self) -> &Tensor<i32> {
-        &self.tensors[0]
+        self.content.tensor(0)
     }
 
     /// The numbers of keys on the device, `[B]`; packed, the end of each sequence. Only [`overwrite`](Self::overwrite)
     /// can write to them.
     pub fn key_lengths(&self) -> &Tensor<i32> {
-        &self.tensors[1]
+        self.content.tensor(1)
     }
 
     /// The block table on the device, `[B, columns]`, of keys in a paged cache. Only [`overwrite`](Self::overwrite) can
     /// write to it.
     pub fn block_table(&self) -> Option<&Tensor<i32>> {
-        self.block_table.as_ref()
+        self.content.given(2)
     }
 
     /// The query rows and the keys of each sequence, as the arguments of operators that read them on the host. They
@@ -206,19 +191,17 @@ impl SparseSequences {
 
     /// Refuses tensors that are not on this device.
     pub(crate) fn on(&self, context: &Arc<Context>) -> Result<()> {
-        let mut all = self.tensors.iter().chain(&self.block_table);
-        all.try_for_each(|tensor| tensor.on("sequences", context))
+        self.content.on(context)
     }
 
     /// The tensors as the arguments of a call: lengths of queries and of keys, and the block table, if there is one.
     pub(crate) fn each<P>(&self, parameters: [P; 3]) -> impl Iterator<Item = (P, &AnyTensor)> {
-        let tensors = self.tensors.iter().chain(&self.block_table);
-        parameters.into_iter().zip(tensors.map(|tensor| &**tensor))
+        self.content.each(parameters)
     }
 
     /// The block table as an argument of a call, if there is one.
     pub(crate) fn table<P>(&self, parameter: P) -> Option<(P, &AnyTensor)> {
-        self.block_table.as_ref().map(|table| (parameter, &**table))
+        self.block_table().map(|table| (parameter, &**table))
     }
 
     /// Checks the numbers for a call: by the rule `within` whether its tensors have room for them, and by `lints`, but
@@ -270,30 +253,13 @@ fn table(rows: &[impl AsRef<[usize]>], columns: usize, sequences: usize) -> Resu
         let allowed = format_args!("{sequences} rows of at most {columns} blocks");
         return Err(other_rows(rows, allowed));
     }
-    let mut table = Vec::new();
-    if table.try_reserve_exact(sequences.saturating_mul(columns)).is_err() {
-        let given = format_args!("a table [{sequences}, {columns}]");
-        return Err(Error::invalid("rows", given, "a table that fits in the host's memory")
-            .fix("give sequences with long rows by themselves"));
-    }
-    for row in rows {
-        let row = row.as_ref();
-        for column in 0..columns {
-            table.push(row.get(column).map_or(Ok(-1), |&block| number("rows", block))?);
-        }
-    }
-    Ok(table)
+    padded_table(rows, columns, -1)
 }
 
-/// Numbers as the device has them, each of which INT32 holds. The -1 of an unused entry becomes block 0, so that an
-/// entry is a block whenever it is read.
-pub(crate) fn on_device(numbers: &[i64]) -> Vec<i32> {
-    numbers.iter().map(|&number| number.max(0) as i32).collect()
-}
-
-/// Blocks of the longest row.
-fn longest(rows: &[impl AsRef<[usize]>]) -> usize {
-    rows.iter().map(|row| row.as_ref().len()).max().unwrap_or(0)
+/// A number that INT32 holds, as the device has it. The -1 of an unused entry becomes block 0, so that an entry is a
+/// block whenever it is read.
+fn on_device(number: i64) -> i32 {
+    number.max(0) as i32
 }
 
 #[cold]
@@ -325,13 +291,4 @@ pub(crate) fn too_many_keys(count: i64) -> Error {
 /// The refusal of queries whose attention is larger than memory: a strided query can repeat its bytes.
 pub(crate) fn too_many_rows(query: &AnyTensor) -> Error {
     Error::invalid("query", query.desc(), "rows whose attention memory can hold").fix("attend with fewer rows")
-}
-
-/// A number that INT32 holds.
-pub(crate) fn number(name: &'static str, value: usize) -> Result<i64> {
-    let held = i32::try_from(value).map_err(|_| {
-        Error::invalid(name, value, format_args!("0 to {}", i32::MAX))
-            .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")
-    });
-    held.map(i64::from)
 }

@@ -6,8 +6,7 @@ use ascend_spec::ops::gather_pa_kv_cache::GatherProblem;
 use ascend_spec::ops::gather_pa_kv_cache::rules::BLOCK;
 
 use crate::error::{Error, Result};
-use crate::ops::delta_rule::{narrow, wide};
-use crate::ops::known_numbers::KnownNumbers;
+use crate::ops::known_numbers::{KnownNumbers, longest, narrow, numbers, padded_table};
 use crate::runtime::{ReplayCheck, Stream};
 use crate::tensor::Tensor;
 
@@ -18,12 +17,10 @@ use crate::tensor::Tensor;
 /// shares the memory.
 #[derive(Clone, Debug)]
 pub struct SequenceBlocks {
-    block_tables: Tensor<i32>,
-    seq_lens: Tensor<i32>,
     tokens: usize,
     blocks: usize,
     block_size: usize,
-    /// What the tensors hold: blocks and lengths.
+    /// Blocks and lengths.
     numbers: KnownNumbers<(), 2>,
 }
 
@@ -65,13 +62,9 @@ impl SequenceBlocks {
                 .fix("gather fewer sequences at once"));
         };
         check(&rows, lengths, (blocks, block_size))?;
-        let [table, lengths] = numbers(&rows, lengths, columns)?;
-        let block_tables = stream.upload(&table, [rows.len(), columns])?;
-        let seq_lens = stream.upload(&lengths, [rows.len()])?;
-        block_tables.freeze();
-        seq_lens.freeze();
-        let numbers = KnownNumbers::new("sequences", [wide(&table), wide(&lengths)]);
-        Ok(Self { block_tables, seq_lens, tokens, blocks, block_size, numbers })
+        let numbers = numbers_of(&rows, lengths, columns)?;
+        let numbers = KnownNumbers::upload(stream, "sequences", numbers, narrow)?.with_table(0, rows.len())?;
+        Ok(Self { tokens, blocks, block_size, numbers })
     }
 
     /// Waits for a stream, then replaces the blocks and lengths of as many sequences, which have as many tokens in all,
@@ -85,20 +78,15 @@ impl SequenceBlocks {
     /// and replays until they are overwritten again.
     pub fn overwrite(&self, stream: &Stream, rows: &[impl AsRef<[usize]>], lengths: &[usize]) -> Result<()> {
         let rows: Vec<&[usize]> = rows.iter().map(AsRef::as_ref).collect();
-        let (sequences, columns) = (self.seq_lens.len(), self.block_tables.shape().get(1).copied().unwrap_or(0));
+        let (sequences, columns) = (self.seq_lens().len(), self.block_tables().shape().get(1).copied().unwrap_or(0));
         let tokens = lengths.iter().fold(0usize, |sum, length| sum.saturating_add(*length));
         if [rows.len(), lengths.len()] != [sequences; 2] || longest(&rows) > columns || tokens != self.tokens {
             let given = format_args!("{} rows of at most {} blocks, {tokens} tokens", rows.len(), longest(&rows));
             let allowed = format_args!("{sequences} rows of at most {columns}, {} tokens, as there are", self.tokens);
             return Err(Error::invalid("lengths", given, allowed).fix("make other sequences, and plan with them"));
         }
-        for tensor in [&self.block_tables, &self.seq_lens] {
-            tensor.on("sequences", stream.context())?;
-        }
         check(&rows, lengths, (self.blocks, self.block_size))?;
-        let numbers = numbers(&rows, lengths, columns)?.map(|numbers| wide(&numbers));
-        let tensors = [&self.block_tables, &self.seq_lens].map(|tensor| Some(&**tensor));
-        self.numbers.overwrite(stream, tensors, numbers, narrow)
+        self.numbers.overwrite(stream, numbers_of(&rows, lengths, columns)?)
     }
 
     /// Tokens of all sequences: rows of what is gathered.
@@ -108,17 +96,17 @@ impl SequenceBlocks {
 
     /// The table on the device, `[B, M]`. Only [`overwrite`](Self::overwrite) can write to it.
     pub fn block_tables(&self) -> &Tensor<i32> {
-        &self.block_tables
+        self.numbers.tensor(0)
     }
 
     /// The lengths on the device, `[B]`. Only [`overwrite`](Self::overwrite) can write to them.
     pub fn seq_lens(&self) -> &Tensor<i32> {
-        &self.seq_lens
+        self.numbers.tensor(1)
     }
 
     /// The check that launches and replays pass.
     pub(super) fn replay_check(&self) -> Arc<dyn ReplayCheck> {
-        Arc::new(self.numbers.clone())
+        self.numbers.replay_check()
     }
 
     /// Refuses a cache for which the blocks were not checked, and blocks that were overwritten in part.
@@ -134,41 +122,13 @@ impl SequenceBlocks {
             )
             .fix("make them again with the blocks of this cache"));
         }
-        self.numbers.admits_replay()
+        self.numbers.read(|_| ())
     }
 }
 
-/// Blocks of the longest row.
-fn longest(rows: &[&[usize]]) -> usize {
-    rows.iter().map(|row| row.len()).max().unwrap_or(0)
-}
-
-/// The table of these rows, filled up with block 0, and the lengths, as the device has them.
-fn numbers(rows: &[&[usize]], lengths: &[usize], columns: usize) -> Result<[Vec<i32>; 2]> {
-    let number = |name, value: usize| {
-        let beyond = || {
-            Error::invalid(name, value, format_args!("0 to {}", i32::MAX))
-                .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")
-        };
-        i32::try_from(value).map_err(|_| beyond())
-    };
-    let mut table = Vec::new();
-    let entries = rows.len().saturating_mul(columns);
-    if table.try_reserve_exact(entries).is_err() {
-        return Err(Error::invalid(
-            "rows",
-            format_args!("a table [{}, {columns}]", rows.len()),
-            "a table that fits in the host's memory",
-        )
-        .fix("gather sequences with long rows by themselves"));
-    }
-    for row in rows {
-        for block in row.iter().copied().chain(std::iter::repeat(0)).take(columns) {
-            table.push(number("block", block)?);
-        }
-    }
-    let lengths = lengths.iter().map(|len| number("lengths", *len));
-    Ok([table, lengths.collect::<Result<_>>()?])
+/// The table of these rows, filled up with block 0, and the lengths.
+fn numbers_of(rows: &[&[usize]], lengths: &[usize], columns: usize) -> Result<[Vec<i64>; 2]> {
+    Ok([padded_table(rows, columns, 0)?, numbers("lengths", lengths.iter().copied())?])
 }
 
 /// Refuses rows that do not name the blocks of their sequence.

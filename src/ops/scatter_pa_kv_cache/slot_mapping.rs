@@ -1,5 +1,6 @@
 //! The slots that new tokens go to, checked before they reach the device.
 
+use std::convert::identity;
 use std::sync::Arc;
 
 use ascend_spec::Violation;
@@ -29,7 +30,7 @@ struct CheckedSlots {
     /// Slots of the cache.
     slots: usize,
     allowed: Vec<&'static str>,
-    numbers: KnownNumbers<(), 1>,
+    numbers: KnownNumbers<(), 1, i64>,
 }
 
 /// Refuses a mapping by its first fault that is not allowed.
@@ -73,10 +74,9 @@ impl SlotMapping {
             .fix("give slots of the cache, or take the mapping by `from_tensor_unchecked`"));
         }
         check(mapping, slots, allowed)?;
-        let tensor = stream.upload(mapping, [mapping.len()])?;
-        tensor.freeze();
-        let numbers = KnownNumbers::new("slot_mapping", [mapping.to_vec()]);
-        Ok(Self { tensor: tensor.into(), checked: Some(CheckedSlots { slots, allowed: allowed.to_vec(), numbers }) })
+        let numbers = KnownNumbers::upload(stream, "slot_mapping", [mapping.to_vec()], identity)?;
+        let tensor = (**numbers.tensor(0)).clone();
+        Ok(Self { tensor, checked: Some(CheckedSlots { slots, allowed: allowed.to_vec(), numbers }) })
     }
 
     /// Slots that are on the device already, `INT32` or `INT64`, `[tokens]`. They are not checked.
@@ -106,8 +106,7 @@ impl SlotMapping {
         };
         check(mapping, *slots, allowed)?;
         has_len("mapping", mapping.len(), self.tensor.len())?;
-        self.tensor.on("slot_mapping", stream.context())?;
-        numbers.overwrite(stream, [Some(&self.tensor)], [mapping.to_vec()], <[i64]>::to_vec)
+        numbers.overwrite(stream, [mapping.to_vec()])
     }
 
     /// The slots on the device. Only [`SlotMapping::overwrite`] can write to those that were checked.
@@ -127,14 +126,13 @@ impl SlotMapping {
 
     /// The check that launches and replays pass; none of a mapping that was taken unchecked.
     pub(super) fn replay_check(&self) -> Option<Arc<dyn ReplayCheck>> {
-        let numbers = self.checked.as_ref()?.numbers.clone();
-        Some(Arc::new(numbers))
+        Some(self.checked.as_ref()?.numbers.replay_check())
     }
 
     /// Refuses a mapping that was checked for a larger cache, and one that was overwritten in part.
     pub(super) fn fits(&self, slots: u64) -> Result<()> {
         let checked = self.checked.as_ref();
-        checked.map_or(Ok(()), |checked| checked.numbers.admits_replay())?;
+        checked.map_or(Ok(()), |checked| checked.numbers.read(|_| ()))?;
         match checked.map(|checked| checked.slots) {
             Some(checked) if checked as u64 > slots => Err(Error::invalid(
                 "slot_mapping",
