@@ -1,8 +1,10 @@
 //! Tokens with names: a token's query, key and value are random numbers made from its name, and their attention in
 //! double precision, by its definition.
 
-use ascend_attention::{Element, Stream, Tensor, bf16, f16};
+use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::AttentionShape;
+
+use crate::harness::reference::Half;
 
 /// Elements of a head.
 pub const DIM: usize = 64;
@@ -14,51 +16,13 @@ pub fn row(name: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
     numbers.into_iter().map(bf16::from_f32).collect()
 }
 
-/// What rows are uploaded as.
-pub trait Number: Element {
-    fn of(number: bf16) -> Self;
-    fn to_f64(self) -> f64;
-
-    /// All of these numbers. Not generic, so that it is compiled here, with optimisation.
-    fn all_of(numbers: Vec<bf16>) -> Vec<Self>;
-}
-
-impl Number for bf16 {
-    fn of(number: bf16) -> Self {
-        number
-    }
-
-    fn to_f64(self) -> f64 {
-        bf16::to_f64(self)
-    }
-
-    fn all_of(numbers: Vec<bf16>) -> Vec<Self> {
-        numbers
-    }
-}
-
-impl Number for f16 {
-    /// The number in this type: exact but for numbers below 2^-17, which lose bits.
-    fn of(number: bf16) -> Self {
-        f16::from_f32(number.to_f32())
-    }
-
-    fn to_f64(self) -> f64 {
-        f16::to_f64(self)
-    }
-
-    fn all_of(numbers: Vec<bf16>) -> Vec<Self> {
-        numbers.into_iter().map(Self::of).collect()
-    }
-}
-
 /// Rows of tokens, `[tokens, heads, DIM]`.
-pub fn packed<T: Number>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
-    stream.upload(&T::all_of(rows(names, layer, what, heads)), [names.len(), heads, DIM]).unwrap()
+pub fn packed<T: Half>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
+    stream.upload(&T::all_of(&rows(names, layer, what, heads)), [names.len(), heads, DIM]).unwrap()
 }
 
-fn rows(names: &[u64], layer: usize, what: u64, heads: usize) -> Vec<bf16> {
-    names.iter().flat_map(|name| row(*name, layer, what, heads)).collect()
+fn rows(names: &[u64], layer: usize, what: u64, heads: usize) -> Vec<f32> {
+    names.iter().flat_map(|name| row(*name, layer, what, heads)).map(bf16::to_f32).collect()
 }
 
 /// A row of dense attention by its definition: the query of the last of `names`, over the keys at the places that

@@ -173,7 +173,7 @@ fn follows<T: Half + std::fmt::Debug>(
             for (got, want) in got.iter().zip(want) {
                 // The parts are rounded before they are merged.
                 prop_assert!(
-                    (got.to() - want).abs() <= 2.0 * T::TOLERANCE,
+                    (got.to_f64() - want).abs() <= 2.0 * T::TOLERANCE,
                     "row {row} of {sequence:?}: {got:?}, expected {want}"
                 );
             }

@@ -59,8 +59,8 @@ fn expect(query: &[f16], key: &[f16], value: &[f16], blocks: &[Vec<usize>]) -> V
 fn close<T: Half>(got: &[T], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len());
     for (at, (got, want)) in got.iter().zip(want).enumerate() {
-        let off = (got.to() - want).abs();
-        assert!(off <= tolerance, "element {at}: {} instead of {want}", got.to());
+        let off = (got.to_f64() - want).abs();
+        assert!(off <= tolerance, "element {at}: {} instead of {want}", got.to_f64());
     }
 }
 

@@ -207,7 +207,7 @@ fn check<T: Half>(call: &Call) -> Result<(), TestCaseError> {
                 let zero = (vec![0.0; call.dim], f64::NAN);
                 let (row, sum) = want.unwrap_or(zero);
                 for (d, want) in row.iter().enumerate() {
-                    let got = got[q.index(out_axes, b, head, i, d)].to();
+                    let got = got[q.index(out_axes, b, head, i, d)].to_f64();
                     prop_assert!(
                         abs_diff_eq!(got, want, epsilon = T::TOLERANCE),
                         "batch {b} head {head} row {i} element {d}: {got}, expected {want}"

@@ -36,7 +36,7 @@ impl Prompt {
             let numbers = harness::numbers(self.seed + what, heads * all * self.dim);
             let of_head = |head: usize| {
                 let row = |row: usize| (head * all + row) * self.dim;
-                numbers[row(first)..row(first + rows)].iter().map(|number| T::of(*number))
+                numbers[row(first)..row(first + rows)].iter().map(|number| T::from_f32(*number))
             };
             let once: Vec<T> = (0..heads).flat_map(of_head).collect();
             stream.upload(&once.repeat(batch), [batch, heads, rows, self.dim]).unwrap()
@@ -53,7 +53,7 @@ impl Prompt {
         let output = plan.launch(stream, (&query, &key, &value)).unwrap();
         let attention = output.attention.download(stream).unwrap();
         let lse = output.softmax_lse.unwrap().download(stream).unwrap();
-        let attention: Vec<u64> = attention.iter().map(|number| number.to().to_bits()).collect();
+        let attention: Vec<u64> = attention.iter().map(|number| number.to_f64().to_bits()).collect();
         let lse: Vec<u32> = lse.iter().map(|number| number.to_bits()).collect();
         let each = attention.chunks(heads * rows * self.dim).zip(lse.chunks(heads * rows));
         each.map(|(attention, lse)| (attention.to_vec(), lse.to_vec())).collect()

@@ -144,11 +144,11 @@ fn schedule<T: Half>(rank: Communicator, case: &Case) -> Result<(), String> {
                     let wanted = row(&query, &key, &value, (0, 0), head, position, shape.scale, |at| at <= position);
                     let got = &output[(token * shape.heads + head) * DIM..][..DIM];
                     for (got, wanted) in got.iter().zip(&wanted.unwrap().0) {
-                        if !abs_diff_eq!(got.to(), wanted, epsilon = 2.0 * T::TOLERANCE) {
+                        if !abs_diff_eq!(got.to_f64(), wanted, epsilon = 2.0 * T::TOLERANCE) {
                             return Err(format!(
                                 "rank {rank}, layer {layer}, request {request}, position {position}, head {head}: {}, \
                                  expected {wanted}",
-                                got.to()
+                                got.to_f64()
                             ));
                         }
                     }

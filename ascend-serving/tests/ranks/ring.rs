@@ -28,10 +28,10 @@ fn ring<T: Half>(rank: Communicator, tokens: usize, shape: AttentionShape, seed:
                 let got = &output[(at * shape.heads + head) * DIM..][..DIM];
                 for (got, wanted) in got.iter().zip(&wanted.unwrap().0) {
                     // Each merge rounds.
-                    if !abs_diff_eq!(got.to(), wanted, epsilon = 4.0 * T::TOLERANCE) {
+                    if !abs_diff_eq!(got.to_f64(), wanted, epsilon = 4.0 * T::TOLERANCE) {
                         return Err(format!(
                             "rank {number}, row {position}, head {head}: {}, expected {wanted}",
-                            got.to()
+                            got.to_f64()
                         ));
                     }
                 }

@@ -108,11 +108,11 @@ fn schedule<T: Half>(rank: Communicator, own: &RowCase) -> Result<(), String> {
                 let wanted = row(query, key, value, (0, 0), head, *position, scale, |at| at <= *position);
                 let got = &output[(at * heads + head) * DIM..][..DIM];
                 for (got, wanted) in got.iter().zip(&wanted.unwrap().0) {
-                    if !abs_diff_eq!(got.to(), wanted, epsilon = 2.0 * T::TOLERANCE) {
+                    if !abs_diff_eq!(got.to_f64(), wanted, epsilon = 2.0 * T::TOLERANCE) {
                         return Err(format!(
                             "rank {number}, rows {by_rows}, layer {layer}, request {request}, position {position}, \
                              head {head}: {}, expected {wanted}",
-                            got.to()
+                            got.to_f64()
                         ));
                     }
                 }

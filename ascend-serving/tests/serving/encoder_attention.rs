@@ -2,7 +2,7 @@
 //! dimension, the product and the release.
 
 use crate::harness;
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 use approx::abs_diff_eq;
 
 use ascend_attention::attention::PerRequest;
@@ -17,13 +17,13 @@ fn numbers(seed: u64, count: usize) -> Vec<bf16> {
     numbers.map(bf16::from_f32).collect()
 }
 
-fn upload<T: Number>(stream: &Stream, numbers: &[bf16], shape: [usize; 3]) -> Tensor<T> {
-    let numbers: Vec<T> = numbers.iter().map(|number| T::of(*number)).collect();
+fn upload<T: Half>(stream: &Stream, numbers: &[bf16], shape: [usize; 3]) -> Tensor<T> {
+    let numbers: Vec<T> = numbers.iter().map(|number| T::from_f32(number.to_f32())).collect();
     stream.upload(&numbers, shape).unwrap()
 }
 
 /// Runs a batch and compares every number with the definition; the route that it went.
-fn compare<T: Number>(stream: &Stream, shape: AttentionShape, lengths: &[usize]) -> &'static str {
+fn compare<T: Half>(stream: &Stream, shape: AttentionShape, lengths: &[usize]) -> &'static str {
     let AttentionShape { heads, kv_heads, head_dim: dim, scale, .. } = shape;
     let tokens: usize = lengths.iter().sum();
     let data = [(1, heads), (2, kv_heads), (3, kv_heads)]

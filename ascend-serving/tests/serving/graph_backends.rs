@@ -11,31 +11,27 @@ use ascend_serving::{
 };
 
 use crate::harness;
-use crate::tokens::{DIM, Number, packed};
+use crate::harness::reference::Half;
+use crate::tokens::{DIM, packed};
 
 pub(crate) const LAYERS: usize = 2;
 pub(crate) const HEADS: usize = 4;
 pub(crate) const KV_HEADS: usize = 2;
 
-pub(crate) fn attention<T: Number>(stream: &Stream, backends: Backends<T>) -> Attention<T> {
+pub(crate) fn attention<T: Half>(stream: &Stream, backends: Backends<T>) -> Attention<T> {
     let shape = CacheShape::new(LAYERS, KV_HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::new(stream.device(), 16, 128, shape, pad).unwrap();
     Attention::new(AttentionShape::new(HEADS, KV_HEADS, DIM), cache, backends)
 }
 
-fn numbers<T: Number>(rows: &[T]) -> Vec<f64> {
+fn numbers<T: Half>(rows: &[T]) -> Vec<f64> {
     rows.iter().map(|number| number.to_f64()).collect()
 }
 
 /// Replays steps of requests that add `each` tokens, and compares them with the steps without a graph, bit by bit.
 /// Returns the backend whose calls were captured.
-fn replayed<T: Number>(
-    stream: &Stream,
-    backends: Backends<T>,
-    mask: impl Into<LayerMask>,
-    each: usize,
-) -> &'static str {
+fn replayed<T: Half>(stream: &Stream, backends: Backends<T>, mask: impl Into<LayerMask>, each: usize) -> &'static str {
     let mut attention = attention(stream, backends);
     let mask = mask.into();
     let limits = GraphLimits::new([1, 4], 300).tokens_each(each);

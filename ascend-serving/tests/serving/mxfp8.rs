@@ -3,8 +3,9 @@
 
 use crate::acts::{Act, Schedule, Scheduled, Turn, act, config};
 use crate::harness;
+use crate::harness::reference::Half;
 use crate::quantised_caches::{Layer, accuracies, ascend_950, emulated_as};
-use crate::tokens::{DIM, Number, row};
+use crate::tokens::{DIM, row};
 use approx::assert_abs_diff_eq;
 use ascend_attention::spec::minifloat::Float8E4M3Fn;
 use ascend_attention::spec::{Cann, Soc};
@@ -34,15 +35,15 @@ fn numbers(name: u64, layer: usize, what: u64, heads: usize) -> Vec<bf16> {
     scaled.collect()
 }
 
-fn upload<T: Number>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
+fn upload<T: Half>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
     let rows = names.iter().flat_map(|name| numbers(*name, layer, what, heads));
-    let rows: Vec<T> = rows.map(T::of).collect();
+    let rows: Vec<T> = rows.map(|x| T::from_f32(x.to_f32())).collect();
     stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
 }
 
 /// Numbers as the nearest FLOAT8_E4M3FN times the smallest power of two with which none of their 32 is cut.
-fn in_groups<T: Number>(numbers: Vec<bf16>) -> Vec<f64> {
-    let numbers: Vec<f64> = numbers.into_iter().map(|x| T::of(x).to_f64()).collect();
+fn in_groups<T: Half>(numbers: Vec<bf16>) -> Vec<f64> {
+    let numbers: Vec<f64> = numbers.into_iter().map(|x| T::from_f32(x.to_f32()).to_f64()).collect();
     let group = |group: &[f64]| {
         let most = group.iter().fold(0f64, |most, x| most.max(x.abs()));
         let scale = match most > 0.0 {
@@ -65,7 +66,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn of<T: Number>(stream: &Stream, cache: &PagedKvCache<T>, layer: usize) -> Self {
+    fn of<T: Half>(stream: &Stream, cache: &PagedKvCache<T>, layer: usize) -> Self {
         let layer = cache.quantised_layer(layer).unwrap();
         let [key, value] = layer.group_scales().unwrap();
         let bytes = |tensor: &ascend_attention::AnyTensor| tensor.download_bytes(stream).unwrap();
@@ -123,7 +124,7 @@ fn model() -> impl Strategy<Value = Model> {
     })
 }
 
-struct Engine<'a, T: Number> {
+struct Engine<'a, T: Half> {
     stream: &'a Stream,
     settings: BatchSettings,
     attention: Attention<T>,
@@ -137,7 +138,7 @@ struct Engine<'a, T: Number> {
     enlarged: usize,
 }
 
-impl<'a, T: Number> Engine<'a, T> {
+impl<'a, T: Half> Engine<'a, T> {
     fn new(stream: &'a Stream, model: &Model) -> Self {
         let pad = match model.dump {
             true => PadPolicy::DumpSlot(0),
@@ -193,7 +194,7 @@ impl<'a, T: Number> Engine<'a, T> {
             prop_assert_eq!(&keys[place], &wanted, "key {}", place);
             let value = numbers(*name, layer, 2, kv_heads);
             for (x, (got, want)) in values[place].iter().zip(value).enumerate() {
-                let want = T::of(want).to_f64();
+                let want = T::from_f32(want.to_f32()).to_f64();
                 // Powers of two of numbers up to 1 have floats from 2^-17 on.
                 prop_assert!(
                     (got - want).abs() <= want.abs() / 16.0 + 2f64.powi(-17),
@@ -231,7 +232,7 @@ impl<'a, T: Number> Engine<'a, T> {
     }
 }
 
-impl<T: Number> Scheduled for Engine<'_, T> {
+impl<T: Half> Scheduled for Engine<'_, T> {
     type Element = T;
 
     fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<T>) {
@@ -268,7 +269,7 @@ impl<T: Number> Scheduled for Engine<'_, T> {
     }
 }
 
-fn run<T: Number>(model: &Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
+fn run<T: Half>(model: &Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
     let Some(stream) = ascend_950() else {
         return Ok(());
     };

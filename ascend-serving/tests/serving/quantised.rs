@@ -3,9 +3,9 @@
 use crate::harness;
 use approx::abs_diff_eq;
 
+use crate::harness::reference::Half;
 use crate::quantised_caches::{self, Layer, accuracies, ascend_950, attention, emulated_as};
 use crate::refusals::{blamed, broken, rule};
-use crate::tokens::Number;
 use ascend_attention::attention::{Antiquantisation, Quantisation};
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
@@ -265,7 +265,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
 }
 
 /// What a cache serves that is made with scales of channels or of tokens, or why it is not made.
-fn served<T: Number>(stream: &Stream, format: Cache, dim: usize, by_token: bool) -> Vec<Result<&'static str, String>> {
+fn served<T: Half>(stream: &Stream, format: Cache, dim: usize, by_token: bool) -> Vec<Result<&'static str, String>> {
     let shape = CacheShape::new(1, 2, dim).format(format);
     let scales = [ChannelScales::uniform(&shape, 0.5, 0.25).unwrap()];
     let pad = PadPolicy::SkipNegative;

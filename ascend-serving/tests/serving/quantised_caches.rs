@@ -10,7 +10,7 @@ use ascend_serving::{
 };
 
 use crate::harness;
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 
 /// An emulated product with a release; none, said so, on an NPU.
 pub fn emulated_as(soc: Soc, cann: Cann) -> Option<Stream> {
@@ -36,7 +36,7 @@ pub fn upload(stream: &Stream, data: &[f32], heads: usize, dim: usize) -> Tensor
 }
 
 /// Attention of four query heads over the two key heads of a cache, by all backends of its kind.
-pub fn attention<T: Number>(cache: PagedKvCache<T>) -> Attention<T> {
+pub fn attention<T: Half>(cache: PagedKvCache<T>) -> Attention<T> {
     let shape = AttentionShape::new(4, 2, cache.shape().key_dim);
     let backends = match cache.is_quantised() {
         true => Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill).with(Backend::MxFp8),
@@ -47,7 +47,7 @@ pub fn attention<T: Number>(cache: PagedKvCache<T>) -> Attention<T> {
 
 /// A prompt, a decode and a chunk behind cached tokens, of one request over a cache of two heads: what serves each,
 /// or why nothing does. Each head's values are all the same.
-pub fn served<T: Number>(stream: &Stream, cache: PagedKvCache<T>) -> Vec<Result<&'static str, String>> {
+pub fn served<T: Half>(stream: &Stream, cache: PagedKvCache<T>) -> Vec<Result<&'static str, String>> {
     let (dim, format) = (cache.shape().key_dim, cache.shape().format);
     let mut attention = attention(cache);
     let mut sequence = Sequence::new(attention.cache().pool());
@@ -61,7 +61,7 @@ pub fn served<T: Number>(stream: &Stream, cache: PagedKvCache<T>) -> Vec<Result<
         let batch = [BatchRequest::of(&sequence, new)];
         let metadata = AttentionMetadata::new(&batch, settings).unwrap();
         let rows = |heads: usize| {
-            let row = |head: usize| std::iter::repeat_n(T::of(bf16::from_f32(0.75 + head as f32)), dim);
+            let row = |head: usize| std::iter::repeat_n(T::from_f32(0.75 + head as f32), dim);
             let rows: Vec<T> = (0..new).flat_map(|_| (0..heads).flat_map(row)).collect();
             stream.upload(&rows, [new, heads, dim]).unwrap()
         };

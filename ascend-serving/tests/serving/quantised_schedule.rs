@@ -6,7 +6,8 @@ use crate::quantised_caches::ascend_950;
 use approx::abs_diff_eq;
 
 use crate::acts::{Act, Schedule, Scheduled, Turn, act, config};
-use crate::tokens::{DIM, Number, dense_over, packed, row};
+use crate::harness::reference::Half;
+use crate::tokens::{DIM, dense_over, packed, row};
 use ascend_attention::spec::Cann;
 use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::{Stream, Tensor, bf16, f16};
@@ -85,17 +86,17 @@ fn magnitude(name: u64, what: u64) -> f32 {
 }
 
 /// Keys (1) or values (2) of tokens.
-fn multiplied<T: Number>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
+fn multiplied<T: Half>(stream: &Stream, names: &[u64], layer: usize, what: u64, heads: usize) -> Tensor<T> {
     let rows = names.iter().flat_map(|name| {
         let row = row(*name, layer, what, heads).into_iter();
-        row.map(|x| T::of(bf16::from_f32(x.to_f32() * magnitude(*name, what))))
+        row.map(|x| T::from_f32(bf16::from_f32(x.to_f32() * magnitude(*name, what)).to_f32()))
     });
     let rows: Vec<T> = rows.collect();
     stream.upload(&rows, [names.len(), heads, DIM]).unwrap()
 }
 
 /// What a cache gives back for the numbers of a token.
-fn stored<T: Number>(model: &Model, layer: usize, what: u64, numbers: Vec<f64>) -> Vec<f64> {
+fn stored<T: Half>(model: &Model, layer: usize, what: u64, numbers: Vec<f64>) -> Vec<f64> {
     let nearest = |number: f32| match model.stored {
         QuantisedType::Int8 => number.round_ties_even().clamp(-128.0, 127.0),
         QuantisedType::Float8E4M3Fn => Float8E4M3Fn::from_f32(number).to_f32(),
@@ -124,7 +125,7 @@ fn stored<T: Number>(model: &Model, layer: usize, what: u64, numbers: Vec<f64>) 
     channels.map(stored).collect()
 }
 
-struct Engine<'a, T: Number> {
+struct Engine<'a, T: Half> {
     stream: &'a Stream,
     model: Model,
     settings: BatchSettings,
@@ -138,7 +139,7 @@ struct Engine<'a, T: Number> {
     served: Vec<&'static str>,
 }
 
-impl<'a, T: Number> Engine<'a, T> {
+impl<'a, T: Half> Engine<'a, T> {
     fn new(stream: &'a Stream, model: Model) -> Self {
         let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
         let pad = match model.dump {
@@ -212,7 +213,7 @@ impl<'a, T: Number> Engine<'a, T> {
     }
 }
 
-impl<T: Number> Scheduled for Engine<'_, T> {
+impl<T: Half> Scheduled for Engine<'_, T> {
     type Element = T;
 
     fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<T>) {
@@ -297,7 +298,7 @@ impl<T: Number> Scheduled for Engine<'_, T> {
     }
 }
 
-fn run<T: Number>(stream: &Stream, model: Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
+fn run<T: Half>(stream: &Stream, model: Model, steps: &[(Vec<Act>, usize)]) -> Result<(), TestCaseError> {
     let mut engine = Engine::<T>::new(stream, model);
     engine.run(steps)
 }

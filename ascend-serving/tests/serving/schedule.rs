@@ -6,7 +6,8 @@ use approx::abs_diff_eq;
 use std::num::NonZeroUsize;
 
 use crate::acts::{Act, Schedule, Scheduled, Turn, act, config};
-use crate::tokens::{DIM, Number, dense, packed};
+use crate::harness::reference::Half;
+use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{Stream, bf16};
 use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
@@ -59,7 +60,7 @@ pub fn model() -> impl Strategy<Value = Model> {
 /// together, shared ones and those of dummy requests counted each time.
 const BALLAST: usize = 60;
 
-pub struct Engine<'a, T: Number> {
+pub struct Engine<'a, T: Half> {
     stream: &'a Stream,
     model: Model,
     settings: BatchSettings,
@@ -73,7 +74,7 @@ pub struct Engine<'a, T: Number> {
 }
 
 impl Model {
-    fn backends<T: Number>(&self) -> Backends<T> {
+    fn backends<T: Half>(&self) -> Backends<T> {
         let mut backends = Backends::none();
         if self.merging {
             // Refused where they do not apply: then the others serve the step.
@@ -94,7 +95,7 @@ impl Model {
     }
 }
 
-impl<'a, T: Number> Engine<'a, T> {
+impl<'a, T: Half> Engine<'a, T> {
     pub fn new(stream: &'a Stream, model: Model, backends: Backends<T>) -> Self {
         let shape = AttentionShape::new(model.kv_heads * model.group, model.kv_heads, DIM);
         let pad = match model.dump {
@@ -131,7 +132,7 @@ impl<'a, T: Number> Engine<'a, T> {
     }
 }
 
-impl<T: Number> Scheduled for Engine<'_, T> {
+impl<T: Half> Scheduled for Engine<'_, T> {
     type Element = T;
 
     fn parts(&mut self) -> (&mut Schedule, &Stream, &mut PagedKvCache<T>) {

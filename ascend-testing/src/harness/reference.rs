@@ -2,15 +2,13 @@
 
 use std::ops::Range;
 
-use ascend_attention::{Element, Layout, bf16, f16};
+use ascend_attention::{Layout, Number, bf16, f16};
 
 /// An element type that attention computes in.
-pub trait Half: Element {
+pub trait Half: Number {
     /// How far a result may be from the exact one: its own rounding, and that of the probabilities.
     const TOLERANCE: f64;
     const NAN: Self;
-    fn of(x: f32) -> Self;
-    fn to(self) -> f64;
     /// All of these numbers. Not generic, so that it is compiled here, with optimisation.
     fn all_of(numbers: &[f32]) -> Vec<Self>;
     /// These numbers in double precision, compiled here as well.
@@ -22,12 +20,6 @@ macro_rules! halves {
         impl Half for $half {
             const TOLERANCE: f64 = $tolerance;
             const NAN: Self = $half::NAN;
-            fn of(x: f32) -> Self {
-                $half::from_f32(x)
-            }
-            fn to(self) -> f64 {
-                self.to_f64()
-            }
             fn all_of(numbers: &[f32]) -> Vec<Self> {
                 numbers.iter().map(|x| $half::from_f32(*x)).collect()
             }

@@ -10,7 +10,7 @@ use ascend_serving::{
     Attention, AttentionGraphs, AttentionMetadata, Error, Step, TreeStep, TreeVerification, Violation,
 };
 
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 
 use super::LAYERS;
 use super::acts::{Act, Turn};
@@ -38,7 +38,7 @@ impl Inbox {
 }
 
 /// An engine with at most one step in progress.
-pub trait Lane<T: Number> {
+pub trait Lane<T: Half> {
     /// What a step is made of before it begins.
     type Metadata;
     type Step<'a>
@@ -80,7 +80,7 @@ pub trait Lane<T: Number> {
 }
 
 /// Runs an engine, which waits for its next act again and again.
-pub async fn run<T: Number, L: Lane<T>>(
+pub async fn run<T: Half, L: Lane<T>>(
     mut lane: L,
     number: usize,
     streams: &[Stream; 2],
@@ -123,7 +123,7 @@ pub async fn run<T: Number, L: Lane<T>>(
 }
 
 /// What only an engine without a step in progress does.
-fn idle<T: Number>(attention: Option<&mut Attention<T>>, stream: &Stream, world: &mut World, act: &Act) {
+fn idle<T: Half>(attention: Option<&mut Attention<T>>, stream: &Stream, world: &mut World, act: &Act) {
     let Some(attention) = attention else { return };
     match *act {
         Act::Grow(request, tokens) => {
@@ -166,7 +166,7 @@ fn idle<T: Number>(attention: Option<&mut Attention<T>>, stream: &Stream, world:
 }
 
 /// A step in progress, until it is ended or dropped.
-async fn in_progress<T: Number, L: Lane<T>>(
+async fn in_progress<T: Half, L: Lane<T>>(
     mut step: L::Step<'_>,
     rows: &Rows,
     stream: &Stream,
@@ -218,7 +218,7 @@ async fn in_progress<T: Number, L: Lane<T>>(
 }
 
 /// Compares rows with dense attention over the tokens that each sees.
-fn compare<T: Number, L: Lane<T>>(stored: Stored, output: &[T], absorbed: bool, rows: &Rows, layer: usize) {
+fn compare<T: Half, L: Lane<T>>(stored: Stored, output: &[T], absorbed: bool, rows: &Rows, layer: usize) {
     for row in &rows.checked {
         let away = stored.away(output, absorbed, row, layer);
         assert!(
@@ -232,19 +232,19 @@ fn compare<T: Number, L: Lane<T>>(stored: Stored, output: &[T], absorbed: bool, 
 }
 
 /// Steps of [`Attention::begin`], and verifications of trees over its cache.
-pub struct Eager<T: Number>(pub Attention<T>);
+pub struct Eager<T: Half>(pub Attention<T>);
 
 pub enum EagerMetadata {
     Step(Box<AttentionMetadata>),
     Trees(Trees),
 }
 
-pub enum EagerStep<'a, T: Number> {
+pub enum EagerStep<'a, T: Half> {
     Step(Box<Step<'a, T>>),
     Trees(Box<TreeStep<'a, T>>),
 }
 
-impl<T: Number> Lane<T> for Eager<T> {
+impl<T: Half> Lane<T> for Eager<T> {
     type Metadata = EagerMetadata;
     type Step<'a> = EagerStep<'a, T>;
 
@@ -317,7 +317,7 @@ impl<T: Number> Lane<T> for Eager<T> {
 }
 
 /// Steps replayed from graphs.
-impl<T: Number> Lane<T> for AttentionGraphs<T> {
+impl<T: Half> Lane<T> for AttentionGraphs<T> {
     type Metadata = AttentionMetadata;
     type Step<'a> = Step<'a, T>;
 

@@ -24,7 +24,7 @@ use proptest::test_runner::TestRunner;
 
 use crate::acts::config;
 use crate::harness;
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 
 use acts::{Act, New, Turn, acts};
 use lanes::{Eager, Inbox, Lane, run};
@@ -83,7 +83,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    fn add<T: Number, L: Lane<T> + 'a>(&mut self, lane: L) {
+    fn add<T: Half, L: Lane<T> + 'a>(&mut self, lane: L) {
         let (inbox, number) = (Rc::<Inbox>::default(), self.engines.len());
         self.engines.push(Engine {
             inbox: inbox.clone(),
@@ -205,7 +205,7 @@ impl<'a> Server<'a> {
 }
 
 /// Runs a schedule. How often each kind of act was accepted, and each rule met.
-fn schedule<T: Number>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str, usize> {
+fn schedule<T: Half>(setting: Setting, acts: &[Act]) -> BTreeMap<&'static str, usize> {
     let first = harness::stream();
     let streams = [first.device().stream().unwrap(), first];
     let stream = &streams[0];

@@ -7,9 +7,10 @@ use ascend_serving::{
     UpProjected,
 };
 
+use crate::harness::reference::Half;
 use crate::mla_backend::definition::{self, What, absorb, project, up_project};
 use crate::mla_backend::{self, LATENT, ROPE};
-use crate::tokens::{self, DIM, Number, dense_over};
+use crate::tokens::{self, DIM, dense_over};
 
 use super::rows::{Row, Rows};
 use super::{LAYERS, Setting};
@@ -38,7 +39,7 @@ impl Stored {
         }
     }
 
-    pub fn cache<T: Number>(self, stream: &Stream, blocks: usize, setting: &Setting) -> PagedKvCache<T> {
+    pub fn cache<T: Half>(self, stream: &Stream, blocks: usize, setting: &Setting) -> PagedKvCache<T> {
         let (device, pad, size) = (stream.device(), setting.pad, 128);
         let shape = match self {
             Self::Heads | Self::Quantised => CacheShape::new(LAYERS, 1, DIM),
@@ -57,7 +58,7 @@ impl Stored {
         cache.unwrap()
     }
 
-    pub fn backends<T: Number>(self) -> Backends<T> {
+    pub fn backends<T: Half>(self) -> Backends<T> {
         let none = Backends::none();
         match self {
             Self::Heads => none.with(Backend::Fused),
@@ -75,9 +76,9 @@ impl Stored {
     }
 
     /// The inputs of a layer of a step.
-    pub fn inputs<T: Number>(self, stream: &Stream, rows: &Rows, layer: usize) -> Inputs<T> {
+    pub fn inputs<T: Half>(self, stream: &Stream, rows: &Rows, layer: usize) -> Inputs<T> {
         let upload = |len: usize, row: &dyn Fn(u64) -> Vec<bf16>| -> Tensor<T> {
-            let numbers = rows.fed.iter().flat_map(|name| row(*name)).map(T::of);
+            let numbers = rows.fed.iter().flat_map(|name| row(*name)).map(|x| T::from_f32(x.to_f32()));
             let numbers: Vec<T> = numbers.collect();
             stream.upload(&numbers, [rows.fed.len(), 1, len]).unwrap()
         };
@@ -109,7 +110,7 @@ impl Stored {
     }
 
     /// How far a row of an output is away from dense attention over the tokens that it sees.
-    pub fn away<T: Number>(self, output: &[T], absorbed: bool, row: &Row, layer: usize) -> f64 {
+    pub fn away<T: Half>(self, output: &[T], absorbed: bool, row: &Row, layer: usize) -> f64 {
         let width = match self {
             Self::Heads | Self::Quantised => DIM,
             Self::Latents if absorbed => LATENT,
@@ -142,7 +143,7 @@ pub struct Inputs<T: Element> {
     pub absorbed: bool,
 }
 
-impl<T: Number> Inputs<T> {
+impl<T: Half> Inputs<T> {
     /// The same rows, of requests with as many nodes each.
     pub fn of_trees(&self, nodes: usize) -> Self {
         let reshaped = |rows: &Tensor<T>| {
@@ -172,6 +173,6 @@ impl<T: Number> Inputs<T> {
     }
 }
 
-fn up_projected<T: Number>(stream: &Stream, layer: usize, rows: LatentRows<'_, T>, out: &UpProjected<T>) -> Result<()> {
+fn up_projected<T: Half>(stream: &Stream, layer: usize, rows: LatentRows<'_, T>, out: &UpProjected<T>) -> Result<()> {
     up_project(stream, layer, 1, rows, out)
 }

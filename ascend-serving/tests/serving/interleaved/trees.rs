@@ -3,7 +3,7 @@
 use ascend_attention::Stream;
 use ascend_serving::{DraftTree, Error, TreeGraphs, TreeRequest, TreeStep, Violation};
 
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 
 use super::acts::{New, Turn};
 use super::lanes::Lane;
@@ -85,7 +85,7 @@ pub fn accept(world: &mut World, parts: &[Part]) -> Rows {
 }
 
 /// Verifications replayed from graphs.
-impl<T: Number> Lane<T> for TreeGraphs<T> {
+impl<T: Half> Lane<T> for TreeGraphs<T> {
     type Metadata = Trees;
     type Step<'a> = TreeStep<'a, T>;
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use ascend_attention::{Stream, bf16};
 use ascend_serving::{AttentionShape, LatentRows, Result, UpProjected};
 
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 
 use super::{DIM, LATENT, LAYERS, ROPE, harness};
 
@@ -62,7 +62,7 @@ pub fn project(layer: usize, value: bool, heads: usize, latent: &[f64]) -> Vec<f
 }
 
 /// What a model does for plain queries: keys and values of all heads, from latents and rotary keys.
-pub fn up_project<T: Number>(
+pub fn up_project<T: Half>(
     stream: &Stream,
     layer: usize,
     heads: usize,
@@ -77,7 +77,7 @@ pub fn up_project<T: Number>(
             project(layer, value, heads, &latent)
         });
         let numbers = latents.flatten().map(bf16::from_f64);
-        numbers.map(T::of).collect()
+        numbers.map(|x| T::from_f32(x.to_f32())).collect()
     };
     out.key.overwrite(stream, &of(false))?;
     out.value.overwrite(stream, &of(true))?;

@@ -4,7 +4,7 @@ use ascend_attention::{DType, bf16, f16};
 
 use super::engine::Model;
 use super::{KEY, VALUE, harness};
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 
 /// What two tokens of one name have in common: everything.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub fn weights(layer: usize, what: What, len: usize) -> Vec<bf16> {
 }
 
 /// A number as a cache stores it.
-fn stored<T: Number>(number: f64) -> f64 {
+fn stored<T: Half>(number: f64) -> f64 {
     match T::DTYPE {
         DType::Float16 => f16::from_f64(number).to_f64(),
         _ => bf16::from_f64(number).to_f64(),
@@ -43,9 +43,9 @@ struct Rows {
 }
 
 impl Rows {
-    fn of<T: Number>(names: &[u64], layer: usize, what: What, heads: usize, dim: usize) -> Self {
+    fn of<T: Half>(names: &[u64], layer: usize, what: What, heads: usize, dim: usize) -> Self {
         let rows = names.iter().flat_map(|name| row(*name, layer, what, heads * dim));
-        Self { heads, dim, numbers: rows.map(|x| T::of(x).to_f64()).collect() }
+        Self { heads, dim, numbers: rows.map(|x| T::from_f32(x.to_f32()).to_f64()).collect() }
     }
 
     fn get(&self, token: usize, head: usize) -> &[f64] {
@@ -53,14 +53,14 @@ impl Rows {
     }
 
     /// One row of each block of rows, rounded as it is stored.
-    fn compressed<T: Number>(&self, weights: &[bf16], block: usize, stride: usize) -> Self {
+    fn compressed<T: Half>(&self, weights: &[bf16], block: usize, stride: usize) -> Self {
         let tokens = self.numbers.len() / (self.heads * self.dim);
         let mut numbers = Vec::new();
         for first in (0..tokens).step_by(stride).filter(|first| first + block <= tokens) {
             for head in 0..self.heads {
                 let mut sum = vec![0.0; self.dim];
                 for token in 0..block {
-                    let weight = T::of(weights[token * self.heads + head]).to_f64();
+                    let weight = T::from_f32(weights[token * self.heads + head].to_f32()).to_f64();
                     sum.iter_mut().zip(self.get(first + token, head)).for_each(|(x, y)| *x += weight * y);
                 }
                 numbers.extend(sum.into_iter().map(stored::<T>));
@@ -96,7 +96,7 @@ fn mean(weights: &[f64], values: &Rows, head: usize, tokens: &[usize]) -> Vec<f6
 
 /// The three branches of the last of `names`, each `[heads, VALUE]`, and whether the selection is beyond doubt: that no
 /// block that is selected scores about as much as one that is not.
-pub fn branches<T: Number>(names: &[u64], layer: usize, model: &Model) -> ([Vec<f64>; 3], bool) {
+pub fn branches<T: Half>(names: &[u64], layer: usize, model: &Model) -> ([Vec<f64>; 3], bool) {
     let tokens = names.len();
     let Model { heads: [heads, kv_heads], block, stride, select, count, window, .. } = *model;
     let keys = Rows::of::<T>(names, layer, What::Key, kv_heads, KEY);

@@ -10,7 +10,7 @@ use proptest::test_runner::TestCaseError;
 use super::definition::{What, branches, row, weights};
 use super::{HEADS, KEY, LAYERS, VALUE};
 use crate::acts::{Act, Schedule, Turn};
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -42,7 +42,7 @@ pub struct Engine<'a> {
     pub left_out: usize,
 }
 
-pub fn native_sparse<T: Number>(stream: &Stream, model: &Model) -> NativeSparse<T> {
+pub fn native_sparse<T: Half>(stream: &Stream, model: &Model) -> NativeSparse<T> {
     let pad = match model.dump {
         true => PadPolicy::DumpSlot(0),
         false => PadPolicy::SkipNegative,
@@ -55,7 +55,7 @@ pub fn native_sparse<T: Number>(stream: &Stream, model: &Model) -> NativeSparse<
 }
 
 /// What a layer gets.
-pub struct LayerRows<T: Number = bf16> {
+pub struct LayerRows<T: Half = bf16> {
     pub query: Tensor<T>,
     pub key: Tensor<T>,
     pub value: Tensor<T>,
@@ -63,17 +63,19 @@ pub struct LayerRows<T: Number = bf16> {
     pub value_weight: Tensor<T>,
 }
 
-impl<T: Number> LayerRows<T> {
+impl<T: Half> LayerRows<T> {
     pub fn of(stream: &Stream, names: &[u64], layer: usize, model: &Model) -> Self {
         let rows = |what, heads: usize, dim: usize| {
             let rows = names.iter().flat_map(|name| row(*name, layer, what, heads * dim));
-            let rows: Vec<T> = rows.map(T::of).collect();
+            let rows: Vec<T> = rows.map(|x| T::from_f32(x.to_f32())).collect();
             stream.upload(&rows, [names.len(), heads, dim]).unwrap()
         };
         let [heads, kv_heads] = model.heads;
         let weight = |what| {
             let weights = weights(layer, what, model.block * kv_heads).into_iter();
-            stream.upload(&weights.map(T::of).collect::<Vec<_>>(), [model.block, kv_heads]).unwrap()
+            stream
+                .upload(&weights.map(|x| T::from_f32(x.to_f32())).collect::<Vec<_>>(), [model.block, kv_heads])
+                .unwrap()
         };
         Self {
             query: rows(What::Query, heads, KEY),

@@ -11,7 +11,7 @@ use super::engine::{Engine, LayerRows, Model, native_sparse};
 use super::{HEADS, KV_HEADS, LAYERS, VALUE};
 use crate::acts::{Act, act, config};
 use crate::harness;
-use crate::tokens::Number;
+use crate::harness::reference::Half;
 
 /// Compressed blocks of 32 tokens, one every 16; tokens select from 256 on.
 pub const SMALL: Model = Model {
@@ -160,7 +160,7 @@ fn a_token_selects_the_same_in_a_prompt_and_alone() {
 }
 
 /// A prompt of `T`, some of whose tokens are compared in each layer and branch.
-fn a_prompt_is_the_definition<T: Number>(stream: &Stream, heads: [usize; 2]) {
+fn a_prompt_is_the_definition<T: Half>(stream: &Stream, heads: [usize; 2]) {
     let model = Model { heads, window: 64, ..SMALL };
     let mut native = native_sparse::<T>(stream, &model);
     let mut sequence = Sequence::new(native.cache().pool());

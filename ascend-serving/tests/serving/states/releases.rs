@@ -99,7 +99,7 @@ impl Layer<'_> {
         let mut step = attention.begin(stream, &metadata)?;
         let (query, key, value) = (packed(&queries, heads)?, packed(&keys, kv_heads)?, packed(&values, kv_heads)?);
         let of_bf16 = stream.upload(&vec![bf16::ONE; heads], [heads])?;
-        let of_query = stream.upload(&vec![T::of(1.0); heads], [heads])?;
+        let of_query = stream.upload(&vec![T::from_f32(1.0); heads], [heads])?;
         let sink: Option<&AnyTensor> = self.sink.map(|sink| match sink {
             Sink::Bf16 => &*of_bf16,
             Sink::AsQuery => &*of_query,
@@ -127,10 +127,10 @@ impl Layer<'_> {
                     let got = &got[(token * heads + head) * self.dim..][..self.dim];
                     for (got, want) in got.iter().zip(&want) {
                         assert!(
-                            (got.to() - want * kept).abs() <= T::TOLERANCE,
+                            (got.to_f64() - want * kept).abs() <= T::TOLERANCE,
                             "{self:?} on CANN {cann}: request {r}, position {position}, head {head}: {got:?}, \
                              expected {want}",
-                            got = got.to()
+                            got = got.to_f64()
                         );
                     }
                 }

@@ -89,7 +89,7 @@ impl Trees {
                 let Some(want) = want else { continue };
                 compared += 1;
                 for (got, want) in got.iter().zip(want) {
-                    let got = got.to();
+                    let got = got.to_f64();
                     prop_assert!(
                         abs_diff_eq!(got, want, epsilon = 2.0 * T::TOLERANCE),
                         "request {r}, head {}, node {}: {got}, expected {want}",
