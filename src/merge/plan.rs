@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::attention_update::{Parameter, UpdateCall, UpdateProblem, visible};
 use ascend_spec::{Axes, Layout, TensorDesc};
 use smallvec::SmallVec;
@@ -142,11 +141,10 @@ impl MergeState {
             let prepared = attention_update::prepare(context, &call, is_idle, first.attention)?;
             Ok(MergePlan::new(prepared, operation))
         });
-        let recorded = AnyArguments::AttentionUpdate(call.to_arguments());
         match (&planned, self.rows_of(parts, &rows)) {
             // A refused merge of parts that cannot be viewed as rows is not recorded.
-            (Ok(_), _) | (_, Err(_)) => planned.map(|plan| plan.recorded_as(recorded, 1)),
-            (Err(_), Ok(given)) => MergePlan::recorded(planned, context, recorded, &given),
+            (Ok(_), _) | (_, Err(_)) => planned.map(|plan| plan.recorded_as(&call)),
+            (Err(_), Ok(given)) => MergePlan::recorded(planned, context, &call, &given, None),
         }
     }
 

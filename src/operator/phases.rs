@@ -3,7 +3,8 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use ascend_spec::operator::ArgumentList;
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::operator::{ArgumentList, DeclaredVersion};
 use ascend_spec::{OperatorVersion, TensorDesc};
 use ascend_sys::bindings::{self as sys, aclOpExecutor};
 use ascend_sys::{Api, Library, MissingSymbol};
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
-use super::{Descriptors, Parameter};
+use super::{Descriptors, Parameter, Tensors};
 
 /// The function of phase two, alike for all operators.
 pub(super) type PhaseTwo =
@@ -40,7 +41,7 @@ pub(crate) struct Phases {
 /// returns the executor that this function makes, or null.
 pub(crate) unsafe trait EntryPoints: ArgumentList<Parameter: Parameter, Tensor = TensorDesc> {
     /// The versions of the operator.
-    type Version: Copy;
+    type Version: DeclaredVersion;
 
     /// Both functions of a version.
     fn phases(version: Self::Version) -> Phases;
@@ -52,6 +53,40 @@ pub(crate) unsafe trait EntryPoints: ArgumentList<Parameter: Parameter, Tensor =
         version: Self::Version,
         descriptors: &mut Descriptors<Self::Parameter>,
     ) -> Result<PhaseOne>;
+
+    /// The field that has the description of a tensor; `None` for lists, which a call borrows.
+    fn single_mut(&mut self, parameter: Self::Parameter) -> Option<&mut Option<TensorDesc>>;
+
+    /// The call as case files have it.
+    fn recorded(&self) -> AnyArguments<TensorDesc>;
+
+    /// Describes these tensors in the call, all but lists.
+    fn describe(&mut self, tensors: &impl Tensors<Self::Parameter>) {
+        // Describing does not fail.
+        let _ = tensors.each(|argument, tensor| {
+            if let Some(desc) = self.single_mut(argument.parameter) {
+                *desc = Some(*tensor.desc());
+            }
+            Ok(())
+        });
+    }
+
+    /// Finds the first of the versions that are `able` to express a call, oldest first, that is installed. The error
+    /// names the version `needed`, and `why` a call needs it, in brackets.
+    fn installed(
+        api: &Api,
+        able: impl IntoIterator<Item = Self::Version>,
+        needed: Self::Version,
+        why: &'static str,
+    ) -> Result<Self::Version> {
+        let mut able = able.into_iter();
+        able.find(|&version| Self::phases(version).are_installed(api)).ok_or_else(|| Error::OperatorVersion {
+            needed: needed.info().symbol(),
+            why,
+            library: Library::Opapi.file_name(),
+            since: needed.info().since_cann(),
+        })
+    }
 }
 
 /// Calls a phase one with the arguments of a call, as a declaration of the operator lists them.
@@ -77,12 +112,13 @@ macro_rules! phase_one {
 
 pub(crate) use phase_one;
 
-/// Makes `phases_of`, [`EntryPoints`] and [`Parameter`] of an operator: a line a version, which names its number in the
-/// declaration of the arguments, and both functions; then, in braces, the methods of [`Parameter`] that the operator
-/// has of its own. `Parameter`, `Version` and [`phase_one`] are those in scope.
+/// Makes `phases_of`, [`EntryPoints`] and [`Parameter`] of an operator: the table of its arguments, its call, and its
+/// variant of [`AnyArguments`], or a function that chooses one; a line a version, which names its number in the
+/// declaration of the arguments, and both functions; then, in braces, the methods of [`Parameter`] that the operator has
+/// of its own. `Parameter`, `Version` and [`phase_one`] are those in scope.
 macro_rules! entry_points {
     (
-        $arguments:ident, $call:ty;
+        $arguments:ident, $call:ty, $recorded:path;
         $($version:pat => $number:tt: $one:ident, $two:ident;)*
         $({ $($method:item)* })?
     ) => {
@@ -123,6 +159,16 @@ macro_rules! entry_points {
                         }
                     },)*
                 }
+            }
+
+            fn single_mut(&mut self, parameter: Parameter) -> Option<&mut Option<ascend_spec::TensorDesc>> {
+                self.single_mut(parameter)
+            }
+
+            fn recorded(&self) -> ascend_spec::declared::AnyArguments<ascend_spec::TensorDesc> {
+                use ascend_spec::declared::AnyArguments;
+                let arguments: AnyArguments<_> = $recorded(self.to_arguments());
+                arguments
             }
         }
     };

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
-use ascend_spec::TensorDesc;
-use ascend_spec::operator::Argument;
+use ascend_spec::operator::{Argument, DeclaredVersion};
+use ascend_spec::{OperatorVersion, TensorDesc};
 use ascend_sys::Api;
 use ascend_sys::bindings as sys;
 use smallvec::SmallVec;
@@ -24,7 +24,7 @@ use super::{Addressed, Descriptors, Parameter, Tensors, outputs_first, standing_
 /// Launches of one call from several threads take turns; they may go to different queues.
 pub(crate) struct PreparedCall<P> {
     context: Arc<Context>,
-    function: &'static str,
+    version: OperatorVersion,
     /// The tensors that each launch provides, outputs first.
     planned: Vec<PlannedTensor<P>>,
     /// The tensors that stay the same for all launches, with their addresses.
@@ -104,7 +104,7 @@ impl<P: Parameter> PreparedCall<P> {
         let addressed = usize::try_from(workspace_bytes);
         Ok(Self {
             context: Arc::clone(context),
-            function: phases.name,
+            version: version.info(),
             planned: tensors.iter().map(planned_tensor).collect(),
             fixed: fixed.iter().map(|&(parameter, tensor)| (parameter, tensor.clone(), tensor.addresses())).collect(),
             workspace_bytes: addressed.map_err(|_| {
@@ -140,7 +140,7 @@ impl<P: Parameter> PreparedCall<P> {
     pub(crate) fn idle<C: EntryPoints<Parameter = P>>(context: &Arc<Context>, call: &C, version: C::Version) -> Self {
         Self {
             context: Arc::clone(context),
-            function: C::phases(version).name,
+            version: version.info(),
             planned: outputs_first(call.each_tensor()).map(PlannedTensor::new).collect(),
             fixed: SmallVec::new(),
             workspace_bytes: 0,
@@ -157,9 +157,9 @@ impl<P: Parameter> PreparedCall<P> {
         &self.context
     }
 
-    /// Name of the function that launches call.
-    pub(crate) fn function(&self) -> &'static str {
-        self.function
+    /// The version of the operator that launches call.
+    pub(crate) fn version(&self) -> OperatorVersion {
+        self.version
     }
 
     /// Scratch memory that each launch needs.
@@ -303,7 +303,7 @@ impl<P: Parameter, Q: LaunchQueue, T: Tensors<P>> CheckedLaunch<'_, P, Q, T> {
         // are kept for as long as the launch may use them, and borrowed until then.
         let outcome = match unsafe { (work.phase_two)(scratch, bytes, executor, stream) } {
             sys::ACLNN_SUCCESS => Ok(()),
-            failed => Err(aclnn_error(api, call.function, failed)),
+            failed => Err(aclnn_error(api, call.version.symbol(), failed)),
         };
         // Also after a failure: part of the work may have been queued.
         let number = queue.queued();

@@ -12,7 +12,7 @@ use crate::runtime::Context;
 use crate::tensor::AnyTensor;
 
 entry_points! {
-    attention_update_arguments, UpdateCall<'_>;
+    attention_update_arguments, UpdateCall<'_>, AnyArguments::AttentionUpdate;
     Version::V1 => 1: aclnnAttentionUpdateGetWorkspaceSize, aclnnAttentionUpdate;
     {
         fn noun(self) -> &'static str {

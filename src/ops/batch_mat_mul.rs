@@ -5,19 +5,18 @@
 
 use std::fmt;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::batch_mat_mul::{BatchMatMulCall, Parameter, Version, cube_math_type};
 use ascend_spec::{TensorDesc, batch_mat_mul_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    batch_mat_mul_arguments, BatchMatMulCall;
+    batch_mat_mul_arguments, BatchMatMulCall, AnyArguments::BatchMatMul;
     Version::V1 => 1: aclnnBatchMatMulGetWorkspaceSize, aclnnBatchMatMul;
 }
 
@@ -115,25 +114,19 @@ impl BatchMatMul {
     pub fn plan<T: Element>(&self, (self_, mat2): (&Tensor<T>, &Tensor<T>)) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs((self_, mat2)))?;
-        let (left, right) = (*self_.desc(), *mat2.desc());
-        let mut call = BatchMatMulCall {
-            self_: Some(left),
-            mat2: Some(right),
-            out: None,
-            cube_math_type: self.cube_math_type.acl(),
-        };
+        let tensors = named_tensors(&[], &inputs((self_, mat2)), None);
+        let mut call = BatchMatMulCall { cube_math_type: self.cube_math_type.acl(), ..BatchMatMulCall::default() };
+        call.describe(&tensors);
         let Some(out) = call.implied_out() else {
             return Err(Error::invalid(
                 "out",
-                format_args!("factors {} and {}", left.shape, right.shape),
+                format_args!("factors {} and {}", self_.desc().shape, mat2.desc().shape),
                 "products that memory can hold",
             )
             .fix("multiply in parts"));
         };
         call.out = Some(out);
-        let recorded = AnyArguments::BatchMatMul(call.to_arguments());
-        let tensors = named_tensors(&[], &inputs((self_, mat2)), None);
-        BatchMatMulPlan::of_call(context, (&call, Version::V1), self_, recorded, &tensors, || {
+        BatchMatMulPlan::of_call((&call, Version::V1), self_, &tensors, || {
             let soc = context.soc()?;
             let problem = call.check(soc)?;
             call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;

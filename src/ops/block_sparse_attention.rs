@@ -7,7 +7,6 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::geometry::BlockMap;
 use ascend_spec::ops::block_sparse_attention::rules::ROWS_WITHOUT_KEYS;
 use ascend_spec::ops::block_sparse_attention::{BlockSparseCall, BlockSparseProblem, Parameter, Version};
@@ -22,7 +21,7 @@ use crate::runtime::{Context, Queue, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    block_sparse_attention_arguments, BlockSparseCall<'_>;
+    block_sparse_attention_arguments, BlockSparseCall<'_>, AnyArguments::BlockSparseAttention;
     Version::V1 => 1: aclnnBlockSparseAttentionGetWorkspaceSize, aclnnBlockSparseAttention;
 }
 
@@ -141,8 +140,7 @@ impl BlockSparseAttention {
         let (out, lse) = given.outputs().unzip();
         let call = BlockSparseCall { attention_out: out, softmax_lse: lse.flatten(), ..given };
         let tensors = named_tensors(&[], &inputs.each(), None);
-        let recorded = AnyArguments::BlockSparseAttention(call.to_arguments());
-        BlockSparsePlan::of_call(context, (&call, Version::V1), inputs.query, recorded, &tensors, || {
+        BlockSparsePlan::of_call((&call, Version::V1), inputs.query, &tensors, || {
             let target = context.target()?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;

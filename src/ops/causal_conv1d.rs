@@ -7,7 +7,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::causal_conv1d::{CausalConvCall, Parameter, Version};
 use ascend_spec::ops::convolution::{ConvContents, ConvProblem};
 use ascend_spec::{TensorDesc, Violation, causal_conv1d_arguments};
@@ -15,7 +14,7 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::too_many_values;
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck, narrow, number, numbers};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
@@ -24,7 +23,7 @@ use crate::runtime::{Platform, Queue, ReplayCheck, Runtime, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    causal_conv1d_arguments, CausalConvCall;
+    causal_conv1d_arguments, CausalConvCall, AnyArguments::CausalConv1d;
     Version::V1 => 1: aclnnCausalConv1dGetWorkspaceSize, aclnnCausalConv1d;
 }
 
@@ -283,24 +282,14 @@ impl CausalConv1d {
         let tensors = named_tensors(&[], &[], inputs.each().chain(sequences.each()));
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
         vouched_for(context.runtime())?;
-        let desc = |tensor: &AnyTensor| Some(*tensor.desc());
-        let numbers = |argument| sequences.numbers.given(argument).map(|tensor| *tensor.desc());
-        let given = CausalConvCall {
-            x: desc(inputs.x),
-            weight: desc(inputs.weight),
-            bias: inputs.bias.and_then(|bias| desc(bias)),
-            conv_states: desc(inputs.lines),
-            query_start_loc: numbers(0),
-            cache_indices: numbers(1),
-            initial_state_mode: numbers(2),
-            num_accepted_tokens: numbers(3),
+        let mut call = CausalConvCall {
             activation_mode: i64::from(self.silu),
             run_mode: i64::from(sequences.has_accepted()),
             ..CausalConvCall::default()
         };
-        let call = CausalConvCall { y: given.output(), ..given };
-        let recorded = AnyArguments::CausalConv1d(call.to_arguments());
-        CausalConvPlan::of_call(context, (&call, Version::V1), inputs.x, recorded, &tensors, || {
+        call.describe(&tensors);
+        call.y = call.output();
+        CausalConvPlan::of_call((&call, Version::V1), inputs.x, &tensors, || {
             let target = context.target()?;
             let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(inputs.x))?;
             let problem = call.check(target)?;

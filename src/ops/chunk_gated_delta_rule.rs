@@ -5,20 +5,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::chunk_gated_delta_rule::{ChunkDeltaCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, chunk_gated_delta_rule_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    chunk_gated_delta_rule_arguments, ChunkDeltaCall;
+    chunk_gated_delta_rule_arguments, ChunkDeltaCall, AnyArguments::ChunkGatedDeltaRule;
     Version::V1 => 1: aclnnChunkGatedDeltaRuleGetWorkspaceSize, aclnnChunkGatedDeltaRule;
 }
 
@@ -104,25 +103,12 @@ impl ChunkGatedDeltaRule {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         inputs.check_decays()?;
         sequences.on(context, false)?;
-        let desc = |tensor: &AnyTensor| *tensor.desc();
-        let given = ChunkDeltaCall {
-            query: Some(desc(tensors.query)),
-            key: Some(desc(tensors.key)),
-            value: Some(desc(tensors.value)),
-            beta: Some(desc(tensors.beta)),
-            initial_state: Some(desc(inputs.states)),
-            actual_seq_lengths: Some(desc(sequences.lengths())),
-            g: tensors.g.map(|g| desc(g)),
-            scale: self.scale,
-            out: None,
-            final_state: None,
-        };
-        let [out, final_state] = given.outputs();
-        let call = ChunkDeltaCall { out, final_state, ..given };
         let lengths: (_, &AnyTensor) = (Parameter::ActualSeqLengths, sequences.lengths());
         let launch = named_tensors(&[], &[], inputs.each().chain([lengths]));
-        let recorded = AnyArguments::ChunkGatedDeltaRule(call.to_arguments());
-        ChunkDeltaPlan::of_call(context, (&call, Version::V1), tensors.value, recorded, &launch, || {
+        let mut call = ChunkDeltaCall { scale: self.scale, ..ChunkDeltaCall::default() };
+        call.describe(&launch);
+        [call.out, call.final_state] = call.outputs();
+        ChunkDeltaPlan::of_call((&call, Version::V1), tensors.value, &launch, || {
             let outputs = call.out.zip(call.final_state);
             let held = outputs.filter(|(out, state)| out.byte_range().is_some() && state.byte_range().is_some());
             let (out, final_state) = held.ok_or_else(|| too_many_values(tensors.value))?;

@@ -8,13 +8,12 @@ use std::array;
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::fused_causal_conv1d::{FusedConvCall, Parameter, Version, rules};
 use ascend_spec::{Cann, Release, TensorDesc, Violation, fused_causal_conv1d_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::too_many_values;
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Platform, Queue, ReplayCheck, Runtime, Stream};
@@ -23,7 +22,7 @@ use crate::tensor::{AnyTensor, Tensor};
 pub use crate::ops::fused_conv_sequences::{FusedConvSequence, FusedConvSequences};
 
 entry_points! {
-    fused_causal_conv1d_arguments, FusedConvCall;
+    fused_causal_conv1d_arguments, FusedConvCall, AnyArguments::FusedCausalConv1d;
     Version::V1 => 1: aclnnFusedCausalConv1dGetWorkspaceSize, aclnnFusedCausalConv1d;
 }
 
@@ -122,10 +121,10 @@ impl FusedCausalConv1d {
         let given = inputs.each(INPUTS).chain(sequences.each(FusedConvCall::CONTENTS));
         let tensors = named_tensors(&[], &[], given);
         phases_of(Version::V1).admit(context, Version::V1.info(), rules::PRODUCT.fix, tensors.iter().copied())?;
-        let call = self.call(sequences, &inputs)?;
-        let call = FusedConvCall { y: call.output(), ..call };
-        let recorded = AnyArguments::FusedCausalConv1d(call.to_arguments());
-        FusedConvPlan::of_call(context, (&call, Version::V1), inputs.x, recorded, &tensors, || {
+        let mut call = self.call(sequences, &inputs)?;
+        call.describe(&tensors);
+        call.y = call.output();
+        FusedConvPlan::of_call((&call, Version::V1), inputs.x, &tensors, || {
             let target = context.target()?;
             let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(inputs.x))?;
             let problem = call.check(target)?;
@@ -141,7 +140,7 @@ impl FusedCausalConv1d {
         &self.allowed
     }
 
-    /// The call without an output.
+    /// The call without tensors.
     pub(super) fn call<T: Element>(
         &self,
         sequences: &FusedConvSequences,
@@ -161,21 +160,8 @@ impl FusedCausalConv1d {
             return Err(Error::invalid("lines", format_args!("{rows} rows of a line"), allowed)
                 .fix("make the sequences with the rows of the lines"));
         }
-        let desc = |tensor: &AnyTensor| Some(*tensor.desc());
-        let numbers: [_; 7] = array::from_fn(|at| sequences.numbers.given(at).and_then(|tensor| desc(tensor)));
-        let [query_start_loc, cache_indices, num_accepted_tokens, num_computed_tokens, first, last, initial] = numbers;
         let size = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
         Ok(FusedConvCall {
-            x: desc(inputs.x),
-            weight: desc(inputs.weight),
-            conv_states: desc(inputs.lines),
-            query_start_loc,
-            cache_indices,
-            num_accepted_tokens,
-            num_computed_tokens,
-            block_idx_first_scheduled_token: first,
-            block_idx_last_scheduled_token: last,
-            initial_state_idx: initial,
             max_query_len: size(sequences.most_rows),
             residual_connection: i64::from(self.residual),
             block_size: sequences.block_size.map_or(FusedConvCall::default().block_size, size),

@@ -6,9 +6,8 @@
 
 pub use super::inference_attention::{InferenceAttention, InferenceOperation, InferencePlan};
 
-use ascend_spec::declared::AnyArguments;
+use ascend_spec::incre_flash_attention_arguments;
 use ascend_spec::ops::incre_flash_attention::{IncreCall, Parameter, Version};
-use ascend_spec::{TensorDesc, incre_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::mask::Mask;
@@ -68,22 +67,16 @@ impl IncreFlashAttention {
 }
 
 entry_points! {
-    incre_flash_attention_arguments, IncreCall<'_>;
+    incre_flash_attention_arguments, IncreCall<'_>, AnyArguments::IncreFlashAttention;
     Version::V1 => 1: aclnnIncreFlashAttentionGetWorkspaceSize, aclnnIncreFlashAttention;
     Version::V2 => 2: aclnnIncreFlashAttentionV2GetWorkspaceSize, aclnnIncreFlashAttentionV2;
     Version::V3 => 3: aclnnIncreFlashAttentionV3GetWorkspaceSize, aclnnIncreFlashAttentionV3;
     Version::V4 => 4: aclnnIncreFlashAttentionV4GetWorkspaceSize, aclnnIncreFlashAttentionV4;
 }
 
-/// The version that calls go to: the others are deprecated, and V1 and V2 compute without a position bias.
-const VERSION: Version = Version::V4;
-
 impl InferenceCall for IncreCall<'_> {
-    const VERSION: Version = VERSION;
-
-    fn recorded(&self) -> AnyArguments<TensorDesc> {
-        AnyArguments::IncreFlashAttention(self.to_arguments())
-    }
+    /// The others are deprecated, and V1 and V2 compute without a position bias.
+    const VERSION: Version = Version::V4;
 }
 
 impl InferenceParameter for Parameter {

@@ -7,21 +7,19 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::operator::{Argument, DeclaredVersion};
 use ascend_spec::ops::fused_infer_attention_score::{self as fia, ContentBounds};
 use ascend_spec::ops::inference_attention::PathCall;
 use ascend_spec::{Layout, Rule, TensorDesc};
 use smallvec::SmallVec;
 
-use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::memory::Element;
 use crate::operator::{self, AllowedLints, EntryPoints, PreparedCall, Tensors, lints_of};
 use crate::ops::attention_settings::{Settings, setters};
 use crate::ops::fused_infer_attention_score::{CallTensors, CapturedTable, Features, Inputs, Reading};
-use crate::ops::operation::{self, Operation, Sealed, new_output, no_elements, no_scale, record_refusal};
+use crate::ops::operation::{self, Operation, Sealed, new_output, no_elements, no_scale};
 use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -113,9 +111,6 @@ pub trait InferenceParameter: operator::Parameter {
 pub(crate) trait InferenceCall: PathCall + EntryPoints<Version = <Self as PathCall>::Version> {
     /// The version that calls go to.
     const VERSION: <Self as PathCall>::Version;
-
-    /// The call as case files have it.
-    fn recorded(&self) -> AnyArguments<TensorDesc>;
 }
 
 /// The refusal of an input that the operator has no argument for.
@@ -232,11 +227,8 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
     ) -> Result<Self> {
         let planned = Self::prepare(call, described, mask, settings, allowed);
         let launch = Launch { inputs: described.inputs, attention: None };
-        record_refusal(planned, || {
-            let context = described.query.memory().context();
-            let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
-            LiveCall::new(context, &call.recorded(), 1, &launch, mask)
-        })
+        let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
+        Self::recorded(planned, described.query.memory().context(), call, &launch, mask)
     }
 
     fn prepare<C: InferenceCall<Parameter = P>>(
@@ -274,8 +266,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         let prepared = PreparedCall::standing_in(context, call, C::VERSION, false, query, mask.as_slice())?;
         let (features, allowed) = (described.features, allowed.clone());
         let operation = InferenceOperation { features, bounds, attention, allowed, parameters: PhantomData };
-        let version = C::VERSION.info().number();
-        Ok(Self::new(prepared, operation).recorded_as(call.recorded(), version))
+        Ok(Self::new(prepared, operation))
     }
 }
 

@@ -3,20 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::inplace_fused_causal_conv1d_arguments;
 use ascend_spec::ops::fused_causal_conv1d;
 use ascend_spec::ops::inplace_fused_causal_conv1d::{InplaceFusedConvCall, Parameter, Version};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::fused_causal_conv1d::{FusedCausalConv1d, FusedConvInputs, FusedConvSequences};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, ReplayCheck};
 
 entry_points! {
-    inplace_fused_causal_conv1d_arguments, InplaceFusedConvCall;
+    inplace_fused_causal_conv1d_arguments, InplaceFusedConvCall, AnyArguments::InplaceFusedCausalConv1d;
     Version::V1 => 1: aclnnInplaceFusedCausalConv1dGetWorkspaceSize, aclnnInplaceFusedCausalConv1d;
 }
 
@@ -60,9 +59,9 @@ impl InplaceFusedCausalConv1d {
             fused_causal_conv1d::rules::PRODUCT.fix,
             tensors.iter().copied(),
         )?;
-        let call = InplaceFusedConvCall::from(rule.call(sequences, &inputs)?);
-        let recorded = AnyArguments::InplaceFusedCausalConv1d(call.to_arguments());
-        InplaceFusedConvPlan::of_call(context, (&call, Version::V1), inputs.x, recorded, &tensors, || {
+        let mut call = InplaceFusedConvCall::from(rule.call(sequences, &inputs)?);
+        call.describe(&tensors);
+        InplaceFusedConvPlan::of_call((&call, Version::V1), inputs.x, &tensors, || {
             let target = context.target()?;
             let problem = call.check(target)?;
             let allowed = rule.allowed().ids(lints_of::<fused_causal_conv1d::Version>)?;

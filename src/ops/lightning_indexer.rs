@@ -6,20 +6,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::lightning_indexer::{IndexerCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    lightning_indexer_arguments, IndexerCall<'_>;
+    lightning_indexer_arguments, IndexerCall<'_>, AnyArguments::LightningIndexer;
     Version::V1 => 1: aclnnLightningIndexerGetWorkspaceSize, aclnnLightningIndexer;
 }
 
@@ -118,13 +117,8 @@ impl LightningIndexer {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
-        let given = IndexerCall {
-            query: Some(*inputs.query.desc()),
-            key: Some(*inputs.key.desc()),
-            weights: Some(*inputs.weights.desc()),
-            actual_seq_lengths_query: Some(*sequences.query_lengths().desc()),
-            actual_seq_lengths_key: Some(*sequences.key_lengths().desc()),
-            block_table: sequences.block_table().map(|table| *table.desc()),
+        let tensors = named_tensors(&[], &inputs.each(), sequences.each(IndexerCall::CONTENTS));
+        let mut call = IndexerCall {
             layout_query,
             layout_key,
             sparse_count: self.count,
@@ -132,18 +126,13 @@ impl LightningIndexer {
             return_values: self.return_values,
             ..IndexerCall::default()
         };
-        let outputs = given.outputs();
-        let call = IndexerCall {
-            sparse_indices: outputs.map(|[indices, _]| indices),
-            sparse_values: outputs.map(|[_, values]| values),
-            ..given
-        };
-        let tensors = named_tensors(&[], &inputs.each(), sequences.each(IndexerCall::CONTENTS));
-        let recorded = AnyArguments::LightningIndexer(call.to_arguments());
-        IndexerPlan::of_call(context, (&call, Version::V1), inputs.query, recorded, &tensors, || {
+        call.describe(&tensors);
+        let outputs = call.outputs();
+        call.sparse_indices = outputs.map(|[indices, _]| indices);
+        call.sparse_values = outputs.map(|[_, values]| values);
+        IndexerPlan::of_call((&call, Version::V1), inputs.query, &tensors, || {
             let target = context.target()?;
-            let outputs = call.sparse_indices.zip(call.sparse_values);
-            let (indices, values) = implied(outputs, inputs.query, || too_many_keys(self.count))?;
+            let [indices, values] = implied(outputs, inputs.query, || too_many_keys(self.count))?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;

@@ -4,19 +4,18 @@
 
 use std::fmt;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_compress::{NsaCompressCall, Parameter, Version};
 use ascend_spec::{TensorDesc, nsa_compress_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    nsa_compress_arguments, NsaCompressCall<'_>;
+    nsa_compress_arguments, NsaCompressCall<'_>, AnyArguments::NsaCompress;
     Version::V1 => 1: aclnnNsaCompressGetWorkspaceSize, aclnnNsaCompress;
 }
 
@@ -101,17 +100,15 @@ impl NsaCompress {
             end
         });
         let ends: Vec<i64> = ends.collect();
-        let given = NsaCompressCall {
-            input: Some(*input.desc()),
-            weight: Some(*weight.desc()),
+        let mut call = NsaCompressCall {
             act_seq_len: Some(&ends),
             compress_block_size: self.block,
             compress_stride: self.stride,
             ..NsaCompressCall::default()
         };
-        let call = NsaCompressCall { output: given.compressed(), ..given };
-        let recorded = AnyArguments::NsaCompress(call.to_arguments());
-        NsaCompressPlan::of_call(context, (&call, Version::V1), input, recorded, &tensors, || {
+        call.describe(&tensors);
+        call.output = call.compressed();
+        NsaCompressPlan::of_call((&call, Version::V1), input, &tensors, || {
             let target = context.target()?;
             let Some(output) = call.output else {
                 let given = format_args!("{} in blocks of {} every {}", input.desc(), self.block, self.stride);

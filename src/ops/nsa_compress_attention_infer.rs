@@ -6,20 +6,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_compress_attention_infer::{NsaCompressAttentionCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, nsa_compress_attention_infer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    nsa_compress_attention_infer_arguments, NsaCompressAttentionCall<'_>;
+    nsa_compress_attention_infer_arguments, NsaCompressAttentionCall<'_>, AnyArguments::NsaCompressAttentionInfer;
     Version::V1 => 1: aclnnNsaCompressAttentionInferGetWorkspaceSize, aclnnNsaCompressAttentionInfer;
 }
 
@@ -136,11 +135,8 @@ impl NsaCompressAttentionInfer {
         let ([queries, compressed], fixed) = sequences.lengths()?;
         let [block, stride, select, count] = self.sizes;
         let axes = query.desc().shape;
-        let given = NsaCompressAttentionCall {
-            query: Some(*query.desc()),
-            key: Some(*key.desc()),
-            value: Some(*value.desc()),
-            block_table: sequences.block_table().map(|table| *table.desc()),
+        let tensors = named_tensors(&[], &inputs, sequences.table(Parameter::BlockTable));
+        let mut call = NsaCompressAttentionCall {
             actual_q_seq_len: Some(&queries),
             actual_cmp_kv_seq_len: Some(&compressed),
             actual_sel_kv_seq_len: self.original.as_deref(),
@@ -155,18 +151,13 @@ impl NsaCompressAttentionInfer {
             page_block_size: key.desc().shape.get(1).copied().unwrap_or(0),
             ..NsaCompressAttentionCall::default()
         };
-        let outputs = given.outputs();
-        let call = NsaCompressAttentionCall {
-            output: outputs.map(|[output, _]| output),
-            top_k_output: outputs.map(|[_, selected]| selected),
-            ..given
-        };
-        let tensors = named_tensors(&[], &inputs, sequences.table(Parameter::BlockTable));
-        let recorded = AnyArguments::NsaCompressAttentionInfer(call.to_arguments());
-        NsaCompressAttentionPlan::of_call(context, (&call, Version::V1), query, recorded, &tensors, || {
+        call.describe(&tensors);
+        let outputs = call.outputs();
+        call.output = outputs.map(|[output, _]| output);
+        call.top_k_output = outputs.map(|[_, selected]| selected);
+        NsaCompressAttentionPlan::of_call((&call, Version::V1), query, &tensors, || {
             let target = context.target()?;
-            let outputs = call.output.zip(call.top_k_output);
-            let (output, selected) = implied(outputs, query, || too_many_keys(self.sizes[3]))?;
+            let [output, selected] = implied(outputs, query, || too_many_keys(self.sizes[3]))?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
             let within = sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;

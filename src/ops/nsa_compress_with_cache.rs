@@ -7,7 +7,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::nsa_compress_with_cache_arguments;
 use ascend_spec::ops::nsa_compress_with_cache::rules::CONTENTS;
 use ascend_spec::ops::nsa_compress_with_cache::{NsaCompressCacheCall, NsaCompressCacheProblem, Parameter, Version};
@@ -15,7 +14,7 @@ use ascend_spec::ops::sparse_sequences::SparseContents;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::known_numbers::{narrow, numbers};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::ops::sparse_sequences::SparseSequences;
@@ -23,7 +22,7 @@ use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    nsa_compress_with_cache_arguments, NsaCompressCacheCall<'_>;
+    nsa_compress_with_cache_arguments, NsaCompressCacheCall<'_>, AnyArguments::NsaCompressWithCache;
     Version::V1 => 1: aclnnNsaCompressWithCacheGetWorkspaceSize, aclnnNsaCompressWithCache;
 }
 
@@ -102,7 +101,7 @@ impl NsaCompressWithCache {
         inputs: impl Into<NsaCompressCacheInputs<'a, T>>,
     ) -> Result<NsaCompressCachePlan> {
         let inputs = inputs.into();
-        let NsaCompressCacheInputs { input, weight, slots, cache } = inputs;
+        let input = inputs.input;
         let context = input.memory().context();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
@@ -111,22 +110,17 @@ impl NsaCompressWithCache {
                 .fix("make them by `SparseSequences::packed`"));
         }
         let ([_, lengths], fixed) = sequences.lengths()?;
-        let call = NsaCompressCacheCall {
-            input: Some(*input.desc()),
-            weight: Some(*weight.desc()),
-            slot_mapping: Some(*slots.tensor.desc()),
+        let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
+        let mut call = NsaCompressCacheCall {
             act_seq_len: Some(&lengths),
-            block_table: sequences.block_table().map(|table| *table.desc()),
             layout: Some("TND"),
             compress_block_size: self.block,
             compress_stride: self.stride,
             page_block_size: input.desc().shape.get(1).copied().unwrap_or(0),
-            output_cache: Some(*cache.desc()),
             ..NsaCompressCacheCall::default()
         };
-        let recorded = AnyArguments::NsaCompressWithCache(call.to_arguments());
-        let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
-        NsaCompressCachePlan::of_call(context, (&call, Version::V1), input, recorded, &tensors, || {
+        call.describe(&tensors);
+        NsaCompressCachePlan::of_call((&call, Version::V1), input, &tensors, || {
             let target = context.target()?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;

@@ -6,20 +6,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::nsa_selected_attention_infer::{NsaSelectedCall, Parameter, Version, rules};
 use ascend_spec::{TensorDesc, nsa_selected_attention_infer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    nsa_selected_attention_infer_arguments, NsaSelectedCall<'_>;
+    nsa_selected_attention_infer_arguments, NsaSelectedCall<'_>, AnyArguments::NsaSelectedAttentionInfer;
     Version::V1 => 1: aclnnNsaSelectedAttentionInferGetWorkspaceSize, aclnnNsaSelectedAttentionInfer;
 }
 
@@ -114,18 +113,14 @@ impl NsaSelectedAttentionInfer {
         inputs: impl Into<NsaSelectedInputs<'a, T>>,
     ) -> Result<NsaSelectedPlan> {
         let inputs = inputs.into();
-        let NsaSelectedInputs { query, key, value, selected } = inputs;
+        let NsaSelectedInputs { query, key, selected, .. } = inputs;
         let context = query.memory().context();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let ([queries, tokens], fixed) = sequences.lengths()?;
         let axes = query.desc().shape;
-        let given = NsaSelectedCall {
-            query: Some(*query.desc()),
-            key: Some(*key.desc()),
-            value: Some(*value.desc()),
-            topk_indices: Some(*selected.desc()),
-            block_table: sequences.block_table().map(|table| *table.desc()),
+        let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
+        let mut call = NsaSelectedCall {
             actual_q_seq_len: Some(&queries),
             actual_kv_seq_len: Some(&tokens),
             layout: Some(sequences.layouts()[0]),
@@ -137,10 +132,9 @@ impl NsaSelectedAttentionInfer {
             scale: self.scale,
             ..NsaSelectedCall::default()
         };
-        let call = NsaSelectedCall { output: given.attention(), ..given };
-        let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
-        let recorded = AnyArguments::NsaSelectedAttentionInfer(call.to_arguments());
-        NsaSelectedPlan::of_call(context, (&call, Version::V1), query, recorded, &tensors, || {
+        call.describe(&tensors);
+        call.output = call.attention();
+        NsaSelectedPlan::of_call((&call, Version::V1), query, &tensors, || {
             let target = context.target()?;
             let output = implied(call.output, query, || too_many_rows(query))?;
             let problem = call.check(target)?;

@@ -113,8 +113,6 @@ pub struct Plan<O: Operation> {
 /// The description of a call that a case file of it needs.
 struct RecordedCall {
     call: AnyArguments<TensorDesc>,
-    /// The version that launches call, counted from 1.
-    version: u8,
     /// Whether launches compute what this call says, so that case files may have them.
     is_whole: bool,
 }
@@ -125,9 +123,9 @@ impl<O: Operation> Plan<O> {
         Self { call, recorded: None, operation }
     }
 
-    /// The plan, whose launches are recorded as this call of the operator's version of this number.
-    pub(crate) fn recorded_as(mut self, call: AnyArguments<TensorDesc>, version: u8) -> Self {
-        self.recorded = Some(Box::new(RecordedCall { call, version, is_whole: true }));
+    /// The plan, whose launches are recorded as this call.
+    pub(crate) fn recorded_as(mut self, call: &impl EntryPoints) -> Self {
+        self.recorded = Some(Box::new(RecordedCall { call: call.recorded(), is_whole: true }));
         self
     }
 
@@ -139,34 +137,34 @@ impl<O: Operation> Plan<O> {
         self
     }
 
-    /// Plans a call, whose launches are recorded as `recorded`. `check` asks the contract for what the plan knows and
-    /// whether there is nothing to compute; its refusal is recorded with these tensors. While the call is prepared
-    /// `stand_in` is the address of all tensors.
+    /// Plans a call. `check` asks the contract for what the plan knows and whether there is nothing to compute; its
+    /// refusal is recorded with these tensors. While the call is prepared `stand_in`, one of them, is the address of
+    /// all.
     pub(crate) fn of_call<C: EntryPoints<Parameter = O::Parameter>>(
-        context: &Arc<Context>,
         (call, version): (&C, C::Version),
         stand_in: &AnyTensor,
-        recorded: AnyArguments<TensorDesc>,
         tensors: &impl Tensors<O::Parameter>,
         check: impl FnOnce() -> Result<(O, bool)>,
     ) -> Result<Self> {
+        let context = stand_in.memory().context();
         let planned = check().and_then(|(operation, is_idle)| {
             let prepared = PreparedCall::standing_in(context, call, version, is_idle, stand_in, &[])?;
             Ok(Self::new(prepared, operation))
         });
-        Self::recorded(planned, context, recorded, tensors)
+        Self::recorded(planned, context, call, tensors, None)
     }
 
     /// The plan of a call, whose launches are recorded as this call, or its refusal, which is recorded with these
-    /// tensors.
-    pub(crate) fn recorded(
+    /// tensors and those that stay the same for all launches.
+    pub(crate) fn recorded<'t>(
         planned: Result<Self>,
         context: &Arc<Context>,
-        call: AnyArguments<TensorDesc>,
+        call: &impl EntryPoints,
         tensors: &impl Tensors<O::Parameter>,
+        fixed: impl IntoIterator<Item = (O::Parameter, &'t AnyTensor)>,
     ) -> Result<Self> {
-        let planned = record_refusal(planned, || LiveCall::new(context, &call, 1, tensors, None));
-        planned.map(|plan| plan.recorded_as(call, 1))
+        let planned = record_refusal(planned, || LiveCall::new(context, &call.recorded(), 1, tensors, fixed));
+        planned.map(|plan| plan.recorded_as(call))
     }
 
     pub(crate) fn call(&self) -> &PreparedCall<O::Parameter> {
@@ -183,7 +181,7 @@ impl<O: Operation> Plan<O> {
 
     /// Name of the operator's function that launches call.
     pub fn operator(&self) -> &'static str {
-        self.call.function()
+        self.call.version().symbol()
     }
 
     /// Bytes of scratch memory that a launch needs. They belong to the stream, which keeps them for later launches.
@@ -297,7 +295,7 @@ impl<O: Operation> Plan<O> {
     ) -> Result<()> {
         self.context().admits("stream", stream.context())?;
         self.call.check_inputs(inputs)?;
-        let Some(RecordedCall { call, version, .. }) = self.recorded.as_deref() else {
+        let Some(RecordedCall { call, .. }) = self.recorded.as_deref() else {
             return Ok(());
         };
         let (mut first, failed) = (None, RefCell::new(None));
@@ -314,7 +312,7 @@ impl<O: Operation> Plan<O> {
             let read = held?.download_bytes(stream);
             read.map_err(|error| failed.replace(Some(error))).ok()
         };
-        call.lint_contents(*version, self.context().target()?, &bytes, &mut |lint| {
+        call.lint_contents(self.call.version().number(), self.context().target()?, &bytes, &mut |lint| {
             if first.is_none() && !allowed.contains(&lint.rule.id) {
                 first = Some(lint);
             }
@@ -372,9 +370,9 @@ impl<O: Operation> Plan<O> {
     /// A launch with these tensors, to be recorded.
     #[cold]
     pub(crate) fn live(&self, tensors: &impl Tensors<O::Parameter>) -> Option<LiveCall> {
-        let RecordedCall { call, version, .. } = self.recorded.as_deref().filter(|recorded| recorded.is_whole)?;
+        let RecordedCall { call, .. } = self.recorded.as_deref().filter(|recorded| recorded.is_whole)?;
         let fixed = self.call.each_fixed();
-        Some(LiveCall::new(self.context(), call, *version, tensors, fixed))
+        Some(LiveCall::new(self.context(), call, self.call.version().number(), tensors, fixed))
     }
 }
 

@@ -6,9 +6,8 @@
 
 pub use super::inference_attention::{InferenceAttention, InferenceOperation, InferencePlan};
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::prompt_flash_attention::{Parameter, PromptCall, Version};
-use ascend_spec::{TensorDesc, prompt_flash_attention_arguments};
+use ascend_spec::prompt_flash_attention_arguments;
 
 use crate::error::Result;
 use crate::mask::Mask;
@@ -69,21 +68,15 @@ impl PromptFlashAttention {
 }
 
 entry_points! {
-    prompt_flash_attention_arguments, PromptCall<'_>;
+    prompt_flash_attention_arguments, PromptCall<'_>, AnyArguments::PromptFlashAttention;
     Version::V1 => 1: aclnnPromptFlashAttentionGetWorkspaceSize, aclnnPromptFlashAttention;
     Version::V2 => 2: aclnnPromptFlashAttentionV2GetWorkspaceSize, aclnnPromptFlashAttentionV2;
     Version::V3 => 3: aclnnPromptFlashAttentionV3GetWorkspaceSize, aclnnPromptFlashAttentionV3;
 }
 
-/// The version that calls go to: V1 and V2 are deprecated, and compute without a position bias.
-const VERSION: Version = Version::V3;
-
 impl InferenceCall for PromptCall<'_> {
-    const VERSION: Version = VERSION;
-
-    fn recorded(&self) -> AnyArguments<TensorDesc> {
-        AnyArguments::PromptFlashAttention(self.to_arguments())
-    }
+    /// V1 and V2 are deprecated, and compute without a position bias.
+    const VERSION: Version = Version::V3;
 }
 
 impl InferenceParameter for Parameter {

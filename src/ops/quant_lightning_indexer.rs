@@ -7,20 +7,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::quant_lightning_indexer::{Parameter, QuantIndexerCall, Version, rules};
 use ascend_spec::{TensorDesc, quant_lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    quant_lightning_indexer_arguments, QuantIndexerCall<'_>;
+    quant_lightning_indexer_arguments, QuantIndexerCall<'_>, AnyArguments::QuantLightningIndexer;
     Version::V1 => 1: aclnnQuantLightningIndexerGetWorkspaceSize, aclnnQuantLightningIndexer;
 }
 
@@ -114,25 +113,17 @@ impl QuantLightningIndexer {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
-        let given = QuantIndexerCall {
-            query: Some(*inputs.query.desc()),
-            key: Some(*inputs.key.desc()),
-            weights: Some(*inputs.weights.desc()),
-            query_dequant_scale: Some(*inputs.scales[0].desc()),
-            key_dequant_scale: Some(*inputs.scales[1].desc()),
-            actual_seq_lengths_query: Some(*sequences.query_lengths().desc()),
-            actual_seq_lengths_key: Some(*sequences.key_lengths().desc()),
-            block_table: sequences.block_table().map(|table| *table.desc()),
+        let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantIndexerCall::CONTENTS));
+        let mut call = QuantIndexerCall {
             layout_query,
             layout_key,
             sparse_count: self.count,
             sparse_mode: if self.causal { 3 } else { 0 },
             ..QuantIndexerCall::default()
         };
-        let call = QuantIndexerCall { sparse_indices: given.output(), ..given };
-        let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantIndexerCall::CONTENTS));
-        let recorded = AnyArguments::QuantLightningIndexer(call.to_arguments());
-        QuantIndexerPlan::of_call(context, (&call, Version::V1), inputs.query, recorded, &tensors, || {
+        call.describe(&tensors);
+        call.sparse_indices = call.output();
+        QuantIndexerPlan::of_call((&call, Version::V1), inputs.query, &tensors, || {
             let target = context.target()?;
             let indices = implied(call.sparse_indices, inputs.query, || too_many_keys(self.count))?;
             let problem = call.check(target)?;

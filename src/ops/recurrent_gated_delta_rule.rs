@@ -6,20 +6,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::recurrent_gated_delta_rule::{Parameter, RecurrentDeltaCall, Version, rules};
 use ascend_spec::{TensorDesc, recurrent_gated_delta_rule_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    recurrent_gated_delta_rule_arguments, RecurrentDeltaCall;
+    recurrent_gated_delta_rule_arguments, RecurrentDeltaCall, AnyArguments::RecurrentGatedDeltaRule;
     Version::V1 => 1: aclnnRecurrentGatedDeltaRuleGetWorkspaceSize, aclnnRecurrentGatedDeltaRule;
 }
 
@@ -107,25 +106,11 @@ impl RecurrentGatedDeltaRule {
         let context = tensors.query.memory().context();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context, true)?;
-        let desc = |tensor: &AnyTensor| *tensor.desc();
-        let given = RecurrentDeltaCall {
-            query: Some(desc(tensors.query)),
-            key: Some(desc(tensors.key)),
-            value: Some(desc(tensors.value)),
-            beta: Some(desc(tensors.beta)),
-            state: Some(desc(inputs.states)),
-            actual_seq_lengths: Some(desc(sequences.lengths())),
-            ssm_state_indices: sequences.slots().map(|slots| desc(slots)),
-            g: tensors.g.map(|g| desc(g)),
-            gk: tensors.gk.map(|gk| desc(gk)),
-            num_accepted_tokens: sequences.accepted_tokens().map(|accepted| desc(accepted)),
-            scale: self.scale,
-            out: None,
-        };
-        let call = RecurrentDeltaCall { out: given.output(), ..given };
         let launch = named_tensors(&[], &[], inputs.each().chain(sequences.each(RecurrentDeltaCall::CONTENTS)));
-        let recorded = AnyArguments::RecurrentGatedDeltaRule(call.to_arguments());
-        RecurrentDeltaPlan::of_call(context, (&call, Version::V1), tensors.value, recorded, &launch, || {
+        let mut call = RecurrentDeltaCall { scale: self.scale, ..RecurrentDeltaCall::default() };
+        call.describe(&launch);
+        call.out = call.output();
+        RecurrentDeltaPlan::of_call((&call, Version::V1), tensors.value, &launch, || {
             let target = context.target()?;
             let out =
                 call.out.filter(|out| out.byte_range().is_some()).ok_or_else(|| too_many_values(tensors.value))?;

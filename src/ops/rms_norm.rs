@@ -5,19 +5,18 @@
 
 use std::fmt;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::rms_norm::{Parameter, RmsNormCall, Version};
 use ascend_spec::{DType, TensorDesc, rms_norm_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::runtime::Queue;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    rms_norm_arguments, RmsNormCall;
+    rms_norm_arguments, RmsNormCall, AnyArguments::RmsNorm;
     Version::V1 => 1: aclnnRmsNormGetWorkspaceSize, aclnnRmsNorm;
 }
 
@@ -90,16 +89,10 @@ impl RmsNorm {
         let y = TensorDesc::packed(x.dtype(), shape);
         let rstd = RmsNormCall::rstd_shape(&shape, &gamma.desc().shape);
         let rstd = TensorDesc::packed(DType::Float, rstd);
-        let call = RmsNormCall {
-            x: Some(*x.desc()),
-            gamma: Some(*gamma.desc()),
-            epsilon: self.epsilon,
-            y: Some(y),
-            rstd: Some(rstd),
-        };
-        let recorded = AnyArguments::RmsNorm(call.to_arguments());
         let tensors = named_tensors(&[], &inputs.each(), None);
-        RmsNormPlan::of_call(context, (&call, Version::V1), x, recorded, &tensors, || {
+        let mut call = RmsNormCall { epsilon: self.epsilon, y: Some(y), rstd: Some(rstd), ..RmsNormCall::default() };
+        call.describe(&tensors);
+        RmsNormPlan::of_call((&call, Version::V1), x, &tensors, || {
             let soc = context.soc()?;
             let problem = call.check(soc)?;
             call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;

@@ -6,20 +6,19 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::sparse_flash_attention::{Parameter, SparseFlashCall, Version, rules};
 use ascend_spec::{TensorDesc, sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    sparse_flash_attention_arguments, SparseFlashCall<'_>;
+    sparse_flash_attention_arguments, SparseFlashCall<'_>, AnyArguments::SparseFlashAttention;
     Version::V1 => 1: aclnnSparseFlashAttentionGetWorkspaceSize, aclnnSparseFlashAttention;
     Version::V2 => 2: aclnnSparseFlashAttentionV2GetWorkspaceSize, aclnnSparseFlashAttentionV2;
 }
@@ -132,17 +131,8 @@ impl SparseFlashAttention {
         phases_of(version).admit(context, version.info(), instead(version), inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_kv] = sequences.layouts();
-        let given = SparseFlashCall {
-            query: Some(*inputs.query.desc()),
-            key: Some(*inputs.key.desc()),
-            value: Some(*inputs.key.desc()),
-            sparse_indices: Some(*inputs.indices.desc()),
-            block_table: sequences.block_table().map(|table| *table.desc()),
-            actual_seq_lengths_query: Some(*sequences.query_lengths().desc()),
-            actual_seq_lengths_kv: Some(*sequences.key_lengths().desc()),
-            query_rope: Some(*inputs.query_rope.desc()),
-            key_rope: Some(*inputs.key_rope.desc()),
-            sinks: inputs.sinks.map(|sinks| *sinks.desc()),
+        let tensors = named_tensors(&[], &inputs.each(), sequences.each(SparseFlashCall::CONTENTS));
+        let mut call = SparseFlashCall {
             scale: self.scale,
             sparse_block_size: self.sparse_block_size,
             layout_query,
@@ -151,19 +141,14 @@ impl SparseFlashAttention {
             return_softmax_lse: self.return_softmax_lse,
             ..SparseFlashCall::default()
         };
-        let outputs = given.outputs();
-        let call = SparseFlashCall {
-            attention_out: outputs.map(|[out, _]| out),
-            softmax_max: outputs.map(|[_, softmax]| softmax),
-            softmax_sum: outputs.map(|[_, softmax]| softmax),
-            ..given
-        };
-        let tensors = named_tensors(&[], &inputs.each(), sequences.each(SparseFlashCall::CONTENTS));
-        let recorded = AnyArguments::SparseFlashAttention(call.to_arguments());
-        SparseFlashPlan::of_call(context, (&call, version), inputs.query, recorded, &tensors, || {
+        call.describe(&tensors);
+        let outputs = call.outputs();
+        call.attention_out = outputs.map(|[out, _]| out);
+        call.softmax_max = outputs.map(|[_, softmax]| softmax);
+        call.softmax_sum = call.softmax_max;
+        SparseFlashPlan::of_call((&call, version), inputs.query, &tensors, || {
             let target = context.target()?;
-            let outputs = call.attention_out.zip(call.softmax_max);
-            let (out, softmax) = implied(outputs, inputs.query, || too_many_rows(inputs.query))?;
+            let [out, softmax] = implied(outputs, inputs.query, || too_many_rows(inputs.query))?;
             let problem = call.check(version, target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;

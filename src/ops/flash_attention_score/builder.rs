@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::flash_attention_score::{FlashAttentionCall, InputLayout, Parameter, SoftmaxOrder, Work};
 use ascend_spec::{DType, Dims, TensorDesc};
 
-use crate::case_file::LiveCall;
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, Lengths, PreparedCall, Tensors, heads};
-use crate::ops::operation::{no_elements, no_scale, record_refusal};
+use crate::operator::{AllowedLints, EntryPoints, Lengths, PreparedCall, Tensors, heads};
+use crate::ops::operation::{no_elements, no_scale};
 use crate::tensor::AnyTensor;
 
 use super::inputs::FlashTensors;
@@ -191,12 +189,7 @@ impl FlashAttention {
         }
         let features = inputs.features();
         let mut call = FlashAttentionCall::new(self.layout.as_str());
-        inputs.each(|argument, tensor| {
-            if let Some(desc) = call.single_mut(argument.parameter) {
-                *desc = Some(*tensor.desc());
-            }
-            Ok(())
-        })?;
+        call.describe(inputs);
         features.describe(&mut call);
         self.mask.describe(&mut call)?;
         call.num_heads = heads("num_heads", self.num_heads)?.unwrap_or(call.num_heads);
@@ -214,15 +207,7 @@ impl FlashAttention {
         call.softmax_out = Some(reserved);
         let planned = self.prepare(&call, inputs, [attention, softmax, reserved]);
         let mask = self.mask.tensor().map(|mask| (Parameter::AttenMask, mask));
-        record_refusal(planned, || LiveCall::new(context, &self.recorded(&call), 1, inputs, mask))
-    }
-
-    /// The call as case files have it.
-    fn recorded(&self, call: &FlashAttentionCall<'_>) -> AnyArguments<TensorDesc> {
-        match self.layout.is_packed() {
-            true => AnyArguments::FlashAttentionVarlenScore(call.to_arguments()),
-            false => AnyArguments::FlashAttentionScore(call.to_arguments()),
-        }
+        FlashPlan::recorded(planned, context, &call, inputs, mask)
     }
 
     fn prepare(
@@ -259,7 +244,6 @@ impl FlashAttention {
         let output = PlannedOutput { attention, softmax, rows, keyless };
         let operation = FlashOperation { features, output, allowed: self.allowed.clone() };
         let prepared = PreparedCall::standing_in(context, call, version, false, query, &fixed)?;
-        let plan = FlashPlan::new(prepared, operation);
-        Ok(plan.recorded_as(self.recorded(call), version.number()))
+        Ok(FlashPlan::new(prepared, operation))
     }
 }

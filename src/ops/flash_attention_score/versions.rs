@@ -1,11 +1,14 @@
 //! The entry points of the operator: which one takes a call, and its two phases.
 
-use ascend_spec::ops::flash_attention_score::{FlashAttentionCall, FlashAttentionProblem, Parameter, Version};
-use ascend_spec::{Target, flash_attention_score_arguments, flash_attention_var_len_score_arguments};
-use ascend_sys::{Api, Library};
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::flash_attention_score::{
+    Arguments, FlashAttentionCall, FlashAttentionProblem, InputLayout, Parameter, Version,
+};
+use ascend_spec::{Target, TensorDesc, flash_attention_score_arguments, flash_attention_var_len_score_arguments};
+use ascend_sys::Api;
 
-use crate::error::{Error, Result};
-use crate::operator::{AllowedLints, entry_points, lints_of, phase_one};
+use crate::error::Result;
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, phase_one};
 
 /// Checks a call against the contract, and finds the oldest entry point that is installed, runs on the product and
 /// can express the call.
@@ -17,15 +20,8 @@ pub(super) fn choose<'a>(
 ) -> Result<(Version, FlashAttentionProblem<'a>)> {
     let first = Version::chosen_on(call, target);
     let checked = call.check(first, target)?;
-    let mut able = Version::able(call).filter(|version| version.runs_on(target));
-    let Some(version) = able.find(|&version| phases_of(version).are_installed(api)) else {
-        return Err(Error::OperatorVersion {
-            needed: first.symbol(),
-            why: why(first),
-            library: Library::Opapi.file_name(),
-            since: first.since_cann(),
-        });
-    };
+    let able = Version::able(call).filter(|version| version.runs_on(target));
+    let version = FlashAttentionCall::installed(api, able, first, why(first))?;
     let problem = match version == first {
         true => checked,
         false => call.check(version, target)?,
@@ -58,8 +54,16 @@ macro_rules! entry_point_arguments {
     };
 }
 
+/// A call as case files have it: one of packed sequences has another name there.
+fn recorded(call: Arguments<TensorDesc>) -> AnyArguments<TensorDesc> {
+    match call.input_layout.as_deref().and_then(InputLayout::parse).is_some_and(InputLayout::is_packed) {
+        true => AnyArguments::FlashAttentionVarlenScore(call),
+        false => AnyArguments::FlashAttentionScore(call),
+    }
+}
+
 entry_points! {
-    entry_point_arguments, FlashAttentionCall<'_>;
+    entry_point_arguments, FlashAttentionCall<'_>, recorded;
     Version::V1 => (dense 1): aclnnFlashAttentionScoreGetWorkspaceSize, aclnnFlashAttentionScore;
     Version::V2 => (dense 2): aclnnFlashAttentionScoreV2GetWorkspaceSize, aclnnFlashAttentionScoreV2;
     Version::V3 => (dense 3): aclnnFlashAttentionScoreV3GetWorkspaceSize, aclnnFlashAttentionScoreV3;

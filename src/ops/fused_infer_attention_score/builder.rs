@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::error::{Error, Result};
 use crate::mask::Mask;
 use crate::memory::Element;
+use crate::operator::EntryPoints;
 use crate::ops::attention_settings::{Numbers, Settings, setters};
 
 use super::contents::Reading;
@@ -245,12 +246,7 @@ impl FusedInferAttention {
             ..FiaCall::new(self.settings.layout.as_str())
         };
         features.describe(&mut call);
-        bindings.each(|argument, tensor| {
-            if let Some(desc) = call.single_mut(argument.parameter) {
-                *desc = Some(*tensor.desc());
-            }
-            Ok(())
-        })?;
+        call.describe(bindings);
         imply_outputs(&mut call);
         if let (Some(dtype), Some(out)) = (self.out_dtype, &mut call.attention_out) {
             out.dtype = dtype;

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::{fmt, ptr};
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::fused_infer_attention_score::{Argument, ContentBounds, FiaCall, Parameter};
 use ascend_spec::{Layout, TensorDesc};
 
 use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{Addressed, PreparedCall, Tensors, addressed, reach};
+use crate::operator::{Addressed, EntryPoints, PreparedCall, Tensors, addressed, reach};
 use crate::ops::operation::{self, Operation, Sealed, new_output, record_refusal};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck, Stream};
 use crate::tensor::AnyTensor;
@@ -127,8 +126,7 @@ pub(super) fn refused<R>(
 ) -> Result<R> {
     record_refusal(planned, || {
         let mask = mask.map(|mask| (Parameter::AttenMask, mask));
-        let call = AnyArguments::FusedInferAttentionScore(call.to_arguments());
-        LiveCall::new(context, &call, 1, bindings, mask).portable_since(allowed.portable())
+        LiveCall::new(context, &call.recorded(), 1, bindings, mask).portable_since(allowed.portable())
     })
 }
 
@@ -187,8 +185,7 @@ impl Plan {
         };
         let mask = mask.map(|mask| (Parameter::AttenMask, mask));
         let prepared = soft_cap.prepare(|| PreparedCall::new(context, call, version, &tensors, mask.as_slice()))?;
-        let recorded = AnyArguments::FusedInferAttentionScore(call.to_arguments());
-        let plan = Self::new(prepared, operation).recorded_as(recorded, version.number());
+        let plan = Self::new(prepared, operation).recorded_as(call);
         Ok(match soft_cap {
             CallCap(None) => plan,
             CallCap(Some(_)) => plan.unrecorded(),

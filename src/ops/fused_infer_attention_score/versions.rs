@@ -3,11 +3,11 @@
 use ascend_spec::ops::fused_infer_attention_score::rules::lints::releases::DEPRECATED;
 use ascend_spec::ops::fused_infer_attention_score::{ContentBounds, FiaCall, Parameter, Version};
 use ascend_spec::{Cann, Target, Violation, fused_infer_attention_score_arguments};
-use ascend_sys::{Api, Library};
+use ascend_sys::Api;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::operator::{AllowedLints, entry_points, lints_of, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, phase_one};
 
 /// Checks a call against the contract, and finds the version of the operator that takes it: the first of
 /// [`Version::able`] that is installed. Also returns the bounds of what the call reads on the device as positions.
@@ -28,15 +28,8 @@ pub(super) fn choose(
         true => violation,
         false => told(violation),
     })?;
-    let mut able = Version::able(call, Version::V1, target);
-    let Some(version) = able.find(|&version| phases_of(version).are_installed(api)) else {
-        return Err(Error::OperatorVersion {
-            needed: first.symbol(),
-            why: why(Version::oldest_for(call)),
-            library: Library::Opapi.file_name(),
-            since: first.since_cann(),
-        });
-    };
+    let able = Version::able(call, Version::V1, target);
+    let version = FiaCall::installed(api, able, first, why(Version::oldest_for(call)))?;
     let checked = match version == first {
         true => checked,
         false => call.check(version, target)?,
@@ -119,7 +112,7 @@ impl Allowed {
 }
 
 entry_points! {
-    fused_infer_attention_score_arguments, FiaCall<'_>;
+    fused_infer_attention_score_arguments, FiaCall<'_>, AnyArguments::FusedInferAttentionScore;
     Version::V1 => 1: aclnnFusedInferAttentionScoreGetWorkspaceSize, aclnnFusedInferAttentionScore;
     Version::V2 => 2: aclnnFusedInferAttentionScoreV2GetWorkspaceSize, aclnnFusedInferAttentionScoreV2;
     Version::V3 => 3: aclnnFusedInferAttentionScoreV3GetWorkspaceSize, aclnnFusedInferAttentionScoreV3;

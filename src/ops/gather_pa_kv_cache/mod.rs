@@ -10,21 +10,20 @@ pub use sequence_blocks::SequenceBlocks;
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, Parameter, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ};
 use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
-    gather_pa_kv_cache_arguments, GatherCall<'_>;
+    gather_pa_kv_cache_arguments, GatherCall<'_>, AnyArguments::GatherPaKvCache;
     Version::V1 => 1: aclnnGatherPaKvCacheGetWorkspaceSize, aclnnGatherPaKvCache;
 }
 
@@ -114,11 +113,7 @@ impl GatherPaKvCache {
             };
             TensorDesc::contiguous(cache.dtype(), &shape)
         };
-        let call = GatherCall {
-            key_cache: Some(*key_cache.desc()),
-            value_cache: Some(*value_cache.desc()),
-            block_tables: Some(*sequences.block_tables().desc()),
-            seq_lens: Some(*sequences.seq_lens().desc()),
+        let mut call = GatherCall {
             key: rows(key_cache),
             value: rows(value_cache),
             cache_mode: Some(match self.order {
@@ -127,8 +122,8 @@ impl GatherPaKvCache {
             }),
             ..GatherCall::default()
         };
-        let recorded = AnyArguments::GatherPaKvCache(call.to_arguments());
-        GatherPlan::of_call(context, (&call, Version::V1), key_cache, recorded, &tensors, || {
+        call.describe(&tensors);
+        GatherPlan::of_call((&call, Version::V1), key_cache, &tensors, || {
             let soc = context.soc()?;
             let problem = call.check(soc)?;
             call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;

@@ -9,13 +9,12 @@ mod quantised_rows;
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::kv_quant_sparse_flash_attention::{Parameter, QuantSparseFlashCall, Version, rules};
 use ascend_spec::{TensorDesc, kv_quant_sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
 use crate::ops::operation::{self, Operation, Sealed, new_output};
 use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
 use crate::runtime::{Queue, ReplayCheck};
@@ -23,7 +22,7 @@ use crate::tensor::{AnyTensor, Tensor};
 pub use quantised_rows::{RowElement, quantised_rows};
 
 entry_points! {
-    kv_quant_sparse_flash_attention_arguments, QuantSparseFlashCall<'_>;
+    kv_quant_sparse_flash_attention_arguments, QuantSparseFlashCall<'_>, AnyArguments::KvQuantSparseFlashAttention;
     Version::V1 => 1: aclnnKvQuantSparseFlashAttentionGetWorkspaceSize, aclnnKvQuantSparseFlashAttention;
 }
 
@@ -128,14 +127,8 @@ impl KvQuantSparseFlashAttention {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_kv] = sequences.layouts();
-        let given = QuantSparseFlashCall {
-            query: Some(*inputs.query.desc()),
-            key: Some(*inputs.rows.desc()),
-            value: Some(*inputs.rows.desc()),
-            sparse_indices: Some(*inputs.indices.desc()),
-            block_table: sequences.block_table().map(|table| *table.desc()),
-            actual_seq_lengths_query: Some(*sequences.query_lengths().desc()),
-            actual_seq_lengths_kv: Some(*sequences.key_lengths().desc()),
+        let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantSparseFlashCall::CONTENTS));
+        let mut call = QuantSparseFlashCall {
             scale: self.scale,
             sparse_block_size: self.sparse_block_size,
             layout_query,
@@ -143,10 +136,9 @@ impl KvQuantSparseFlashAttention {
             sparse_mode: if self.causal { 3 } else { 0 },
             ..QuantSparseFlashCall::default()
         };
-        let call = QuantSparseFlashCall { attention_out: given.output(), ..given };
-        let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantSparseFlashCall::CONTENTS));
-        let recorded = AnyArguments::KvQuantSparseFlashAttention(call.to_arguments());
-        QuantSparseFlashPlan::of_call(context, (&call, Version::V1), inputs.query, recorded, &tensors, || {
+        call.describe(&tensors);
+        call.attention_out = call.output();
+        QuantSparseFlashPlan::of_call((&call, Version::V1), inputs.query, &tensors, || {
             let target = context.target()?;
             let out = implied(call.attention_out, inputs.query, || too_many_rows(inputs.query))?;
             let problem = call.check(target)?;

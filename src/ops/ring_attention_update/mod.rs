@@ -11,18 +11,16 @@ pub(crate) use versions::phases_of;
 use std::fmt;
 
 use ascend_spec::TensorDesc;
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::flash_attention_score::SoftmaxOrder;
 use ascend_spec::ops::ring_attention_update::{Argument, Parameter, RingUpdateCall};
 
-use crate::case_file::LiveCall;
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, PreparedCall, Tensors};
+use crate::operator::{AllowedLints, EntryPoints, PreparedCall, Tensors};
 use crate::ops::flash_attention_score::{FlashOutput, InputLayout, Keyless, PlannedOutput, SoftmaxState, StateRows};
-use crate::ops::operation::{self, Operation, Sealed, record_refusal};
+use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, Stream};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::AnyTensor;
 
 use versions::{Starts, choose, merged_keyless};
 
@@ -113,13 +111,22 @@ impl RingUpdate {
             .fix("merge parts of the same queries"));
         }
         let starts = starts(stream, rows)?;
-        let call = describe(previous, current, rows, starts.as_ref().map(|(_, tensor)| tensor));
-        let planned = self.prepare(stream, &call, &starts, (previous, current));
         let parts = Launch::of(previous, current, None);
-        record_refusal(planned, || {
-            let call = AnyArguments::RingAttentionUpdate(call.to_arguments());
-            LiveCall::new(context, &call, 1, &parts, fixed(&starts))
-        })
+        let mut call = RingUpdateCall {
+            actual_seq_qlen: starts.as_ref().map(|(_, starts)| *starts.desc()),
+            input_layout: Some(rows.layout.as_str()),
+            input_softmax_layout: match rows.order {
+                SoftmaxOrder::SameAsInput => Some(InputLayout::Tnd.as_str()),
+                SoftmaxOrder::Batches | SoftmaxOrder::SequenceBlocks => None,
+            },
+            attn_out: Some(packed(&previous.attention)),
+            softmax_max: Some(packed(previous.softmax.max())),
+            softmax_sum: Some(packed(previous.softmax.sum())),
+            ..RingUpdateCall::default()
+        };
+        call.describe(&parts);
+        let planned = self.prepare(stream, &call, &starts, (previous, current));
+        RingPlan::recorded(planned, context, &call, &parts, fixed(&starts))
     }
 
     fn prepare<T: Element>(
@@ -149,8 +156,7 @@ impl RingUpdate {
             allowed: self.allowed.clone(),
         };
         let prepared = PreparedCall::standing_in(context, call, version, false, stand_in, &fixed(starts))?;
-        let recorded = AnyArguments::RingAttentionUpdate(call.to_arguments());
-        Ok(RingPlan::new(prepared, operation).recorded_as(recorded, version.number()))
+        Ok(RingPlan::new(prepared, operation))
     }
 }
 
@@ -168,33 +174,6 @@ fn starts(stream: &Stream, rows: &StateRows) -> Result<Starts> {
     let tensor = stream.upload(&starts, [starts.len()])?;
     tensor.freeze();
     Ok(Some((starts, tensor)))
-}
-
-fn describe<T: Element>(
-    previous: &FlashOutput<T>,
-    current: &FlashOutput<T>,
-    rows: &StateRows,
-    starts: Option<&Tensor<i64>>,
-) -> RingUpdateCall<'static> {
-    let desc = |tensor: &AnyTensor| Some(*tensor.desc());
-    let new = |tensor: &AnyTensor| Some(packed(tensor));
-    RingUpdateCall {
-        prev_attn_out: desc(&previous.attention),
-        prev_softmax_max: desc(previous.softmax.max()),
-        prev_softmax_sum: desc(previous.softmax.sum()),
-        cur_attn_out: desc(&current.attention),
-        cur_softmax_max: desc(current.softmax.max()),
-        cur_softmax_sum: desc(current.softmax.sum()),
-        actual_seq_qlen: starts.map(|starts| *starts.desc()),
-        input_layout: Some(rows.layout.as_str()),
-        input_softmax_layout: match rows.order {
-            SoftmaxOrder::SameAsInput => Some(InputLayout::Tnd.as_str()),
-            SoftmaxOrder::Batches | SoftmaxOrder::SequenceBlocks => None,
-        },
-        attn_out: new(&previous.attention),
-        softmax_max: new(previous.softmax.max()),
-        softmax_sum: new(previous.softmax.sum()),
-    }
 }
 
 /// Describes a contiguous tensor of the same shape.

@@ -2,10 +2,10 @@
 
 use ascend_spec::ops::ring_attention_update::{Parameter, RingUpdateCall, Version, admits_keyless, rules};
 use ascend_spec::{Target, ring_attention_update_arguments};
-use ascend_sys::{Api, Library};
+use ascend_sys::Api;
 
-use crate::error::{Error, Result};
-use crate::operator::{AllowedLints, entry_points, lints_of, phase_one};
+use crate::error::Result;
+use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, phase_one};
 use crate::ops::flash_attention_score::{Keyless, SoftmaxState};
 use crate::tensor::Tensor;
 
@@ -36,21 +36,16 @@ pub(super) fn choose(
             violation
         })?;
     }
-    let mut versions = Version::ALL.into_iter();
-    let installed = versions.find(|&version| version >= oldest && phases_of(version).are_installed(api));
-    installed.ok_or_else(|| Error::OperatorVersion {
-        needed: oldest.symbol(),
-        why: match oldest {
-            Version::V1 => "",
-            Version::V2 => " (for maxima and sums in the order of the query)",
-        },
-        library: Library::Opapi.file_name(),
-        since: oldest.since_cann(),
-    })
+    let able = Version::ALL.into_iter().filter(|version| *version >= oldest);
+    let why = match oldest {
+        Version::V1 => "",
+        Version::V2 => " (for maxima and sums in the order of the query)",
+    };
+    RingUpdateCall::installed(api, able, oldest, why)
 }
 
 entry_points! {
-    ring_attention_update_arguments, RingUpdateCall<'_>;
+    ring_attention_update_arguments, RingUpdateCall<'_>, AnyArguments::RingAttentionUpdate;
     Version::V1 => 1: aclnnRingAttentionUpdateGetWorkspaceSize, aclnnRingAttentionUpdate;
     Version::V2 => 2: aclnnRingAttentionUpdateV2GetWorkspaceSize, aclnnRingAttentionUpdateV2;
 }

@@ -10,13 +10,12 @@ pub use slot_mapping::SlotMapping;
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Parameter, ScatterCall, Version};
 use ascend_spec::scatter_pa_kv_cache_arguments;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{NamedTensors, entry_points, phase_one};
+use crate::operator::{EntryPoints, NamedTensors, entry_points, phase_one};
 use crate::ops::operation::{self, Operation, Sealed};
 use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
@@ -86,7 +85,7 @@ impl<'a, T: Element> From<(&'a Tensor<T>, &'a SlotMapping, &'a Tensor<T>)> for S
 }
 
 entry_points! {
-    scatter_pa_kv_cache_arguments, ScatterCall<'_>;
+    scatter_pa_kv_cache_arguments, ScatterCall<'_>, AnyArguments::ScatterPaKvCache;
     Version::V1 => 1: aclnnScatterPaKvCacheGetWorkspaceSize, aclnnScatterPaKvCache;
 }
 
@@ -147,23 +146,17 @@ impl ScatterPaKvCache {
             Some((value, cache)) => Some(self.order.view(cache, value)?),
             None => None,
         };
-        let desc = |tensor: &AnyTensor| *tensor.desc();
-        let call = ScatterCall {
-            key: Some(desc(key)),
-            key_cache: Some(desc(&key_cache)),
-            slot_mapping: Some(desc(slots.tensor())),
-            value: values.map(|(value, _)| desc(value)),
-            value_cache: value_cache.as_ref().map(desc),
+        let of_values = values.zip(value_cache.as_ref()).map(|((value, _), cache)| [&**value, cache]);
+        let tensors = tensors([key, &key_cache], of_values, slots);
+        let mut call = ScatterCall {
             cache_mode: Some(match self.order {
                 CacheOrder::Norm => NORM,
                 CacheOrder::PaNz => PA_NZ,
             }),
             ..ScatterCall::default()
         };
-        let of_values = values.zip(value_cache.as_ref()).map(|((value, _), cache)| [&**value, cache]);
-        let tensors = tensors([key, &key_cache], of_values, slots);
-        let recorded = AnyArguments::ScatterPaKvCache(call.to_arguments());
-        ScatterPlan::of_call(context, (&call, Version::V1), key, recorded, &tensors, || {
+        call.describe(&tensors);
+        ScatterPlan::of_call((&call, Version::V1), key, &tensors, || {
             let problem = call.check(context.soc()?)?;
             slots.fits(problem.slots())?;
             let operation =
