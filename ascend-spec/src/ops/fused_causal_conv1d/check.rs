@@ -72,7 +72,7 @@ impl FusedConvCall {
         self.is(Parameter::Bias, &[channels])?;
         self.is(Parameter::ConvStates, &[lines, line_rows, channels])?;
         let rows = each.unwrap_or(1).saturating_mul(x.shape[0]);
-        self.blocks(sequences)?;
+        self.check_blocks(sequences)?;
         for parameter in [
             Parameter::InitialStateMode,
             Parameter::NumAcceptedTokens,
@@ -83,7 +83,7 @@ impl FusedConvCall {
         ] {
             self.is(parameter, &[sequences])?;
         }
-        self.numbers_of(target, rows, sequences, each.is_some())?;
+        self.check_attributes(target, rows, sequences, each.is_some())?;
         let least = if self.cache_indices.is_some() { 1 } else { sequences };
         LINES.takes(Noted(lines, "lines"), least..)?;
         LINE_ROWS.takes(Noted(line_rows, "rows of a line"), each.map_or(2, |each| each.saturating_add(1).max(2))..)?;
@@ -158,18 +158,14 @@ impl FusedConvCall {
     }
 
     /// Checks that prefix caching has all its tensors, and the shape of the lines.
-    fn blocks(&self, sequences: i64) -> Checked {
-        let given = [
-            self.block_idx_first_scheduled_token.is_some(),
-            self.block_idx_last_scheduled_token.is_some(),
-            self.initial_state_idx.is_some(),
-        ];
-        let names = ["blockIdxFirstScheduledToken", "blockIdxLastScheduledToken", "initialStateIdx"];
-        if !given.contains(&true) {
+    fn check_blocks(&self, sequences: i64) -> Checked {
+        let blocks =
+            [Parameter::BlockIdxFirstScheduledToken, Parameter::BlockIdxLastScheduledToken, Parameter::InitialStateIdx];
+        if blocks.iter().all(|block| self.tensor(*block).is_none()) {
             return self.is(Parameter::CacheIndices, &[sequences]);
         }
-        if let Some(missing) = given.iter().position(|given| !given) {
-            BLOCKS.requires(None::<()>, names[missing])?;
+        for block in blocks {
+            BLOCKS.requires(self.tensor(block), block.acl_name())?;
         }
         let lines = BLOCKS.requires(self.cache_indices, "cacheIndices")?;
         RANK.takes(Named("cacheIndices", lines.shape), Rank(2))?;
@@ -178,7 +174,7 @@ impl FusedConvCall {
     }
 
     /// Checks the attributes, and what they need.
-    fn numbers_of(&self, target: Target, rows: i64, sequences: i64, fixed: bool) -> Checked {
+    fn check_attributes(&self, target: Target, rows: i64, sequences: i64, fixed: bool) -> Checked {
         MODE.takes(Named("residualConnection", self.residual_connection), 0..=1)?;
         MODE.takes(Named("convMode", self.conv_mode), 0..=1)?;
         UNREAD_MODE.takes_on(target, Named("activationMode", self.activation_mode), 0..=2)?;
