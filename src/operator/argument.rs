@@ -34,15 +34,6 @@ pub(crate) trait Tensors<P> {
 /// The tensors of a call whose parameters have one each.
 pub(crate) type NamedTensors<'a, P> = SmallVec<[(P, &'a AnyTensor); 14]>;
 
-/// The outputs of a call, its inputs, and further inputs.
-pub(crate) fn named_tensors<'a, P: Copy>(
-    outputs: &[(P, &'a AnyTensor)],
-    inputs: &[(P, &'a AnyTensor)],
-    further: impl IntoIterator<Item = (P, &'a AnyTensor)>,
-) -> NamedTensors<'a, P> {
-    outputs.iter().chain(inputs).copied().chain(further).collect()
-}
-
 impl<P: Copy> Tensors<P> for NamedTensors<'_, P> {
     fn each<'t>(&'t self, mut visit: impl FnMut(Argument<P>, &'t AnyTensor) -> Result<()>) -> Result<()> {
         self.iter().try_for_each(|&(parameter, tensor)| visit(parameter.into(), tensor))

@@ -14,7 +14,7 @@ mod phases;
 mod prepared_call;
 
 pub(crate) use allowed_lints::{AllowedLints, lints_of};
-pub(crate) use argument::{Addressed, Lengths, NamedTensors, Parameter, Tensors, addressed, heads, named_tensors};
+pub(crate) use argument::{Addressed, Lengths, NamedTensors, Parameter, Tensors, addressed, heads};
 use argument::{outputs_first, standing_in};
 pub(crate) use descriptors::Descriptors;
 pub(crate) use phases::{EntryPoints, PhaseOne, Phases, argument, entry_points, phase_one};

@@ -3,16 +3,13 @@
 //! [`BatchMatMul`] describes a call, which is planned once and launched with other tensors of the same shapes as a
 //! [`BatchMatMulPlan`].
 
-use std::fmt;
-
+use ascend_spec::batch_mat_mul_arguments;
 use ascend_spec::ops::batch_mat_mul::{BatchMatMulCall, Parameter, Version, cube_math_type};
-use ascend_spec::{TensorDesc, batch_mat_mul_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::Queue;
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -114,7 +111,7 @@ impl BatchMatMul {
     pub fn plan<T: Element>(&self, (self_, mat2): (&Tensor<T>, &Tensor<T>)) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs((self_, mat2)))?;
-        let tensors = named_tensors(&[], &inputs((self_, mat2)), None);
+        let tensors: NamedTensors<'_, _> = inputs((self_, mat2)).into_iter().collect();
         let mut call = BatchMatMulCall { cube_math_type: self.cube_math_type.acl(), ..BatchMatMulCall::default() };
         call.describe(&tensors);
         let Some(out) = call.implied_out() else {
@@ -130,8 +127,7 @@ impl BatchMatMul {
             let soc = context.soc()?;
             let problem = call.check(soc)?;
             call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
-            let is_idle = problem.is_idle();
-            Ok((BatchMatMulOperation { out }, is_idle))
+            Ok((PlainOperation::new((), []), problem.is_idle()))
         })
     }
 }
@@ -139,42 +135,26 @@ impl BatchMatMul {
 /// A call of BatchMatMul that was checked and prepared. From [`BatchMatMul::plan`].
 ///
 /// A launch reads the pair of both factors, and writes the products to a contiguous tensor `[max(A, B), M, N]`.
-pub type BatchMatMulPlan = operation::Plan<BatchMatMulOperation>;
-
-/// BatchMatMul, as its [`BatchMatMulPlan`] knows it.
-#[derive(Debug)]
-pub struct BatchMatMulOperation {
-    out: TensorDesc,
-}
+pub type BatchMatMulPlan = operation::Plan<PlainOperation<BatchMatMul>>;
 
 /// Both factors as arguments.
 fn inputs<'a, T: Element>((self_, mat2): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
     [(Parameter::SelfMatrices, self_), (Parameter::Mat2, mat2)]
 }
 
-impl Sealed for BatchMatMulOperation {}
+impl Sealed for BatchMatMul {}
 
-impl Operation for BatchMatMulOperation {
+impl PlainCall for BatchMatMul {
     type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>);
     type Output<T: Element> = Tensor<T>;
     type Parameter = Parameter;
+    type Kept = ();
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Out];
 
-    fn output<T: Element>(&self, plan: &BatchMatMulPlan) -> Result<Tensor<T>> {
-        new_output(plan.context(), Parameter::Out.name(), self.out)
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &BatchMatMulPlan,
-        queue: &impl Queue,
-        &(self_, mat2): &(&Tensor<T>, &Tensor<T>),
-        out: &mut Tensor<T>,
-    ) -> Result<()> {
-        let output: (_, &AnyTensor) = (Parameter::Out, out);
-        plan.queue(queue, &named_tensors(&[output], &inputs((self_, mat2)), None), || Ok(())).flatten()
-    }
-
-    fn describe(&self, _: &BatchMatMulPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("out", &self.out.shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        (): &'t (),
+        &factors: &'t (&'i Tensor<T>, &'i Tensor<T>),
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs(factors).into_iter()
     }
 }

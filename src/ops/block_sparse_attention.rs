@@ -3,7 +3,6 @@
 //! [`BlockSparseAttention`] describes a call, which is planned once and launched per layer as a [`BlockSparsePlan`]. A
 //! [`BlockMask`] is its mask.
 
-use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -15,9 +14,9 @@ use ascend_spec::{Layout, Soc, TensorDesc, Tile, Visibility, block_sparse_attent
 use crate::error::{Error, Result};
 use crate::mask;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Context, Queue, Stream};
+use crate::operator::{AllowedLints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed, outputs};
+use crate::runtime::{Context, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -139,25 +138,23 @@ impl BlockSparseAttention {
         let given = self.call(context, inputs.each().map(|(_, input)| *input.desc()))?;
         let (out, lse) = given.outputs().unzip();
         let call = BlockSparseCall { attention_out: out, softmax_lse: lse.flatten(), ..given };
-        let tensors = named_tensors(&[], &inputs.each(), None);
+        let tensors: NamedTensors<'_, _> = inputs.each().into_iter().collect();
         BlockSparsePlan::of_call((&call, Version::V1), inputs.query, &tensors, || {
             let target = context.target()?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
-            let Some(out) = call.attention_out else {
+            if call.attention_out.is_none() {
                 return Err(operation::no_elements(inputs.query));
-            };
-            let operation = BlockSparseOperation {
+            }
+            let kept = CheckedBlocks {
                 problem,
                 block_shape: self.block_shape,
                 lengths: self.lengths.clone(),
-                out,
-                softmax_lse: call.softmax_lse,
                 leaves_rows: allowed.contains(&ROWS_WITHOUT_KEYS.id),
             };
-            operation.check(inputs.mask)?;
-            Ok((operation, problem.is_idle()))
+            kept.admits(inputs.mask)?;
+            Ok((PlainOperation::new(kept, []), problem.is_idle()))
         })
     }
 
@@ -391,27 +388,27 @@ pub struct BlockSparseOutput<T: Element> {
     pub softmax_lse: Option<Tensor<f32>>,
 }
 
+outputs! { BlockSparseOutput { out, softmax_lse } }
+
 /// A call of BlockSparseAttention that was checked and prepared. From [`BlockSparseAttention::plan`].
 ///
 /// A launch reads queries, keys, values and mask, and writes contiguous [`BlockSparseOutput`].
-pub type BlockSparsePlan = operation::Plan<BlockSparseOperation>;
+pub type BlockSparsePlan = operation::Plan<PlainOperation<BlockSparseAttention>>;
 
-/// BlockSparseAttention, as its [`BlockSparsePlan`] knows it.
+/// What a plan of BlockSparseAttention checks masks by.
 #[derive(Debug)]
-pub struct BlockSparseOperation {
+pub struct CheckedBlocks {
     problem: BlockSparseProblem,
     block_shape: [i64; 2],
     lengths: Option<[Vec<i64>; 2]>,
-    out: TensorDesc,
-    softmax_lse: Option<TensorDesc>,
     /// Whether masks may name no keys for some rows.
     leaves_rows: bool,
 }
 
-impl BlockSparseOperation {
+impl CheckedBlocks {
     /// Refuses a mask of other blocks, one by which the device would read keys of other sequences or other memory, and
     /// unless it is allowed one by which rows stay unwritten.
-    fn check(&self, mask: &BlockMask) -> Result<()> {
+    fn admits(&self, mask: &BlockMask) -> Result<()> {
         let [rows, keys] = self.block_shape;
         let differ =
             |sides: &[NonZeroU64; 2]| sides.map(|side| i64::try_from(side.get()).ok()) != [Some(rows), Some(keys)];
@@ -440,37 +437,24 @@ fn lengths_of(lengths: Option<&[Vec<i64>; 2]>) -> [Option<&[i64]>; 2] {
     [0, 1].map(|side| lengths.map(|lengths| lengths[side].as_slice()))
 }
 
-impl Sealed for BlockSparseOperation {}
+impl Sealed for BlockSparseAttention {}
 
-impl Operation for BlockSparseOperation {
+impl PlainCall for BlockSparseAttention {
     type Inputs<'a, T: Element> = BlockSparseInputs<'a, T>;
     type Output<T: Element> = BlockSparseOutput<T>;
     type Parameter = Parameter;
+    type Kept = CheckedBlocks;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::AttentionOut, Parameter::SoftmaxLse];
 
-    fn output<T: Element>(&self, plan: &BlockSparsePlan) -> Result<BlockSparseOutput<T>> {
-        let lse = |desc| new_output(plan.context(), Parameter::SoftmaxLse.name(), desc);
-        Ok(BlockSparseOutput {
-            out: new_output(plan.context(), Parameter::AttentionOut.name(), self.out)?,
-            softmax_lse: self.softmax_lse.map(lse).transpose()?,
-        })
+    fn tensors<'t, 'i: 't, T: Element>(
+        _: &'t CheckedBlocks,
+        inputs: &'t BlockSparseInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().into_iter()
     }
 
-    fn launch<T: Element>(
-        &self,
-        plan: &BlockSparsePlan,
-        queue: &impl Queue,
-        inputs: &BlockSparseInputs<'_, T>,
-        outputs: &mut BlockSparseOutput<T>,
-    ) -> Result<()> {
-        let out: (_, &AnyTensor) = (Parameter::AttentionOut, &outputs.out);
-        let lse = outputs.softmax_lse.iter().map(|lse| (Parameter::SoftmaxLse, &**lse));
-        let outputs: NamedTensors<'_, Parameter> = [out].into_iter().chain(lse).collect();
-        let given = named_tensors(&outputs, &inputs.each(), None);
-        plan.queue(queue, &given, || self.check(inputs.mask)).flatten()
-    }
-
-    fn describe(&self, _: &BlockSparsePlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("out", &self.out.shape);
+    fn admits<T: Element>(kept: &CheckedBlocks, inputs: &BlockSparseInputs<'_, T>) -> Result<()> {
+        kept.admits(inputs.mask)
     }
 }
 

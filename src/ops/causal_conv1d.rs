@@ -3,23 +3,21 @@
 //!
 //! [`CausalConv1d`] describes a call, which is planned once and launched per layer as a [`CausalConvPlan`].
 
-use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ascend_spec::ops::causal_conv1d::{CausalConvCall, Parameter, Version};
 use ascend_spec::ops::convolution::{ConvContents, ConvProblem};
-use ascend_spec::{TensorDesc, Violation, causal_conv1d_arguments};
+use ascend_spec::{Violation, causal_conv1d_arguments};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::delta_rule::too_many_values;
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::delta_rule::require_held;
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck, narrow, number, numbers};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
 use crate::rules::PACKAGE_TRUSTED;
-use crate::runtime::{Platform, Queue, ReplayCheck, Runtime, Stream};
+use crate::runtime::{Platform, Runtime, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -279,7 +277,7 @@ impl CausalConv1d {
     ) -> Result<CausalConvPlan> {
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
-        let tensors = named_tensors(&[], &[], inputs.each().chain(sequences.each()));
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
         vouched_for(context.runtime())?;
         let mut call = CausalConvCall {
@@ -291,12 +289,11 @@ impl CausalConv1d {
         call.y = call.output();
         CausalConvPlan::of_call((&call, Version::V1), inputs.x, &tensors, || {
             let target = context.target()?;
-            let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(inputs.x))?;
+            require_held(&[call.y], inputs.x)?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
-            let numbers = [sequences.numbers.require(ConvCheck::new(problem, &allowed))?];
-            let operation = CausalConvOperation { sequences: sequences.clone(), numbers, y };
-            Ok((operation, problem.is_idle()))
+            let numbers = sequences.numbers.require(ConvCheck::new(problem, &allowed))?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 }
@@ -340,55 +337,25 @@ impl<'a, T: Element> ConvInputs<'a, T> {
 /// A call of CausalConv1d that was checked and prepared. From [`CausalConv1d::plan`].
 ///
 /// A launch reads and writes the lines, and writes rows of the shape of `x`.
-pub type CausalConvPlan = operation::Plan<CausalConvOperation>;
+pub type CausalConvPlan = operation::Plan<PlainOperation<CausalConv1d>>;
 
-/// CausalConv1d, as its [`CausalConvPlan`] knows it.
-#[derive(Debug)]
-pub struct CausalConvOperation {
-    sequences: ConvSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    y: TensorDesc,
-}
+impl Sealed for CausalConv1d {}
 
-impl Sealed for CausalConvOperation {}
-
-impl Operation for CausalConvOperation {
+impl PlainCall for CausalConv1d {
     type Inputs<'a, T: Element> = ConvInputs<'a, T>;
     type Output<T: Element> = Tensor<T>;
     type Parameter = Parameter;
+    type Kept = ConvSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Y];
 
-    fn output<T: Element>(&self, plan: &CausalConvPlan) -> Result<Tensor<T>> {
-        new_output(plan.context(), Parameter::Y.name(), self.y)
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t ConvSequences,
+        inputs: &'t ConvInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().chain(sequences.each())
     }
 
-    fn launch<T: Element>(
-        &self,
-        plan: &CausalConvPlan,
-        queue: &impl Queue,
-        inputs: &ConvInputs<'_, T>,
-        y: &mut Tensor<T>,
-    ) -> Result<()> {
-        let output: (_, &AnyTensor) = (Parameter::Y, y);
-        let given = named_tensors(&[output], &[], inputs.each().chain(self.sequences.each()));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn has_unwritten(&self) -> Result<bool> {
-        self.sequences.has_unwritten()
-    }
-
-    fn clear_unwritten<T: Element>(&self, stream: &Stream, y: &Tensor<T>) -> Result<()> {
-        match self.has_unwritten()? {
-            true => y.clear(stream),
-            false => Ok(()),
-        }
-    }
-
-    fn describe(&self, _: &CausalConvPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("y", &self.y.shape);
+    fn first_unwritten(sequences: &ConvSequences) -> Result<Option<usize>> {
+        Ok(sequences.has_unwritten()?.then_some(0))
     }
 }

@@ -2,18 +2,14 @@
 //!
 //! [`ChunkGatedDeltaRule`] describes a call, which is planned once and launched per layer as a [`ChunkDeltaPlan`].
 
-use std::fmt;
-use std::sync::Arc;
-
+use ascend_spec::chunk_gated_delta_rule_arguments;
 use ascend_spec::ops::chunk_gated_delta_rule::{ChunkDeltaCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, chunk_gated_delta_rule_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, require_held};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed, outputs};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -103,21 +99,17 @@ impl ChunkGatedDeltaRule {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         inputs.check_decays()?;
         sequences.on(context, false)?;
-        let lengths: (_, &AnyTensor) = (Parameter::ActualSeqLengths, sequences.lengths());
-        let launch = named_tensors(&[], &[], inputs.each().chain([lengths]));
+        let launch: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         let mut call = ChunkDeltaCall { scale: self.scale, ..ChunkDeltaCall::default() };
         call.describe(&launch);
         [call.out, call.final_state] = call.outputs();
         ChunkDeltaPlan::of_call((&call, Version::V1), tensors.value, &launch, || {
-            let outputs = call.out.zip(call.final_state);
-            let held = outputs.filter(|(out, state)| out.byte_range().is_some() && state.byte_range().is_some());
-            let (out, final_state) = held.ok_or_else(|| too_many_values(tensors.value))?;
+            require_held(&[call.out, call.final_state], tensors.value)?;
             let problem = call.check(context.target()?)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             let lints = DeltaLints::Chunk([&rules::ROWS_LEFT_OUT, &rules::NO_TOKENS]);
-            let numbers = [sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?];
-            let operation = ChunkDeltaOperation { sequences: sequences.clone(), numbers, out, final_state };
-            Ok((operation, problem.is_idle()))
+            let numbers = sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 }
@@ -150,9 +142,10 @@ impl<'a, T: Element> ChunkDeltaInputs<'a, T> {
 
     /// The tensor of each argument.
     fn each(&self) -> impl Iterator<Item = (Parameter, &'a AnyTensor)> {
-        // The last stands for the decays of columns, which are refused.
-        let tensors = [Parameter::Query, Parameter::Key, Parameter::Value, Parameter::Beta, Parameter::G, Parameter::G];
-        self.tensors.each(tensors).chain([(Parameter::InitialState, self.states)])
+        let parameters =
+            [Parameter::Query, Parameter::Key, Parameter::Value, Parameter::Beta, Parameter::G, Parameter::G];
+        // Decays of columns have no parameter, and are refused.
+        DeltaTensors { gk: None, ..self.tensors }.each(parameters).chain([(Parameter::InitialState, self.states)])
     }
 }
 
@@ -166,6 +159,8 @@ pub struct ChunkDeltaOutput<T: Element> {
     /// sequence without tokens is not written.
     pub final_state: AnyTensor,
 }
+
+outputs! { ChunkDeltaOutput { out, final_state } }
 
 impl<T: Element> ChunkDeltaOutput<T> {
     /// Outputs for [`Plan::launch_into`](crate::Plan::launch_into), contiguous, of the shapes that a launch gives.
@@ -183,51 +178,25 @@ impl<T: Element> ChunkDeltaOutput<T> {
 /// A call of ChunkGatedDeltaRule that was checked and prepared. From [`ChunkGatedDeltaRule::plan`].
 ///
 /// A launch reads tensors of the tokens and initial states, and writes contiguous [`ChunkDeltaOutput`].
-pub type ChunkDeltaPlan = operation::Plan<ChunkDeltaOperation>;
+pub type ChunkDeltaPlan = operation::Plan<PlainOperation<ChunkGatedDeltaRule>>;
 
-/// ChunkGatedDeltaRule, as its [`ChunkDeltaPlan`] knows it.
-#[derive(Debug)]
-pub struct ChunkDeltaOperation {
-    sequences: DeltaSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    out: TensorDesc,
-    final_state: TensorDesc,
-}
+impl Sealed for ChunkGatedDeltaRule {}
 
-impl Sealed for ChunkDeltaOperation {}
-
-impl Operation for ChunkDeltaOperation {
+impl PlainCall for ChunkGatedDeltaRule {
     type Inputs<'a, T: Element> = ChunkDeltaInputs<'a, T>;
     type Output<T: Element> = ChunkDeltaOutput<T>;
     type Parameter = Parameter;
+    type Kept = DeltaSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Out, Parameter::FinalState];
 
-    fn output<T: Element>(&self, plan: &ChunkDeltaPlan) -> Result<ChunkDeltaOutput<T>> {
-        Ok(ChunkDeltaOutput {
-            out: new_output(plan.context(), Parameter::Out.name(), self.out)?,
-            final_state: AnyTensor::empty(plan.context(), self.final_state)?,
-        })
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t DeltaSequences,
+        inputs: &'t ChunkDeltaInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().chain([(Parameter::ActualSeqLengths, &**sequences.lengths())])
     }
 
-    fn launch<T: Element>(
-        &self,
-        plan: &ChunkDeltaPlan,
-        queue: &impl Queue,
-        inputs: &ChunkDeltaInputs<'_, T>,
-        outputs: &mut ChunkDeltaOutput<T>,
-    ) -> Result<()> {
-        inputs.check_decays()?;
-        let outputs: [(_, &AnyTensor); 2] =
-            [(Parameter::Out, &outputs.out), (Parameter::FinalState, &outputs.final_state)];
-        let lengths: (_, &AnyTensor) = (Parameter::ActualSeqLengths, self.sequences.lengths());
-        let given = named_tensors(&outputs, &[], inputs.each().chain([lengths]));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &ChunkDeltaPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("out", &self.out.shape);
+    fn admits<T: Element>(_: &DeltaSequences, inputs: &ChunkDeltaInputs<'_, T>) -> Result<()> {
+        inputs.check_decays()
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ascend_spec::ops::delta_rule::{DeltaRuleContents, DeltaRuleProblem};
-use ascend_spec::{ContentFault as _, Rule};
+use ascend_spec::{ContentFault as _, Rule, TensorDesc};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
@@ -151,19 +151,11 @@ impl DeltaSequences {
         self.numbers.given(2)
     }
 
-    /// The number of the first of `rows` rows that belongs to no token, if there is one.
-    pub(crate) fn first_unwritten(&self, rows: usize) -> Result<Option<usize>> {
+    /// The first of the last rows that belong to no token, if there are any, of a call of slots.
+    pub(crate) fn first_unwritten(&self) -> Result<Option<usize>> {
+        let rows = self.slots().map_or(0, |slots| slots.len());
         let tokens = self.numbers.read(|[lengths, ..]| lengths.iter().sum::<i64>())?;
         Ok(usize::try_from(tokens).ok().filter(|tokens| *tokens < rows))
-    }
-
-    /// Queues zeros for the rows of an output that belong to no token, if there are any.
-    pub(crate) fn clear_rest(&self, stream: &Stream, output: &AnyTensor) -> Result<()> {
-        let rows = output.shape().first().copied().unwrap_or(0);
-        match self.first_unwritten(rows)? {
-            Some(tokens) => output.narrow(0, tokens..rows)?.clear(stream),
-            None => Ok(()),
-        }
     }
 
     /// The tensors as the arguments of a call: lengths, slots and accepted counts.
@@ -341,7 +333,7 @@ impl<'a, T: Element> DeltaTensors<'a, T> {
     }
 
     /// The tensor of each argument; `[query, key, value, beta, g, gk]` name them.
-    pub(crate) fn each<P>(&self, parameters: [P; 6]) -> impl Iterator<Item = (P, &'a AnyTensor)> {
+    pub(crate) fn each<P>(self, parameters: [P; 6]) -> impl Iterator<Item = (P, &'a AnyTensor)> {
         let tensors: [Option<&'a AnyTensor>; 6] = [
             Some(self.query),
             Some(self.key),
@@ -355,9 +347,13 @@ impl<'a, T: Element> DeltaTensors<'a, T> {
     }
 }
 
-/// The refusal of outputs that memory cannot hold.
-pub(crate) fn too_many_values(value: &AnyTensor) -> Error {
-    Error::invalid("value", value.desc(), "rows whose outputs memory can hold").fix("compute fewer tokens in a call")
+/// Refuses outputs that memory cannot hold.
+pub(crate) fn require_held(outputs: &[Option<TensorDesc>], value: &AnyTensor) -> Result<()> {
+    match outputs.iter().all(|output| output.is_some_and(|output| output.byte_range().is_some())) {
+        true => Ok(()),
+        false => Err(Error::invalid("value", value.desc(), "rows whose outputs memory can hold")
+            .fix("compute fewer tokens in a call")),
+    }
 }
 
 /// The refusal of a call without sequences or tokens.

@@ -4,19 +4,15 @@
 //! [`FusedCausalConv1d`] describes a call, which is planned once and launched per layer as a [`FusedConvPlan`], or as
 //! an [`InplaceFusedConvPlan`](crate::inplace_fused_causal_conv::InplaceFusedConvPlan) that writes to its rows.
 
-use std::array;
-use std::fmt;
-use std::sync::Arc;
-
 use ascend_spec::ops::fused_causal_conv1d::{FusedConvCall, Parameter, Version, rules};
-use ascend_spec::{Cann, Release, TensorDesc, Violation, fused_causal_conv1d_arguments};
+use ascend_spec::{Cann, Release, Violation, fused_causal_conv1d_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::delta_rule::too_many_values;
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Platform, Queue, ReplayCheck, Runtime, Stream};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::delta_rule::require_held;
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
+use crate::runtime::{Platform, Runtime};
 use crate::tensor::{AnyTensor, Tensor};
 
 pub use crate::ops::fused_conv_sequences::{FusedConvSequence, FusedConvSequences};
@@ -118,20 +114,19 @@ impl FusedCausalConv1d {
     ) -> Result<FusedConvPlan> {
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
-        let given = inputs.each(INPUTS).chain(sequences.each(FusedConvCall::CONTENTS));
-        let tensors = named_tensors(&[], &[], given);
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         phases_of(Version::V1).admit(context, Version::V1.info(), rules::PRODUCT.fix, tensors.iter().copied())?;
         let mut call = self.call(sequences, &inputs)?;
         call.describe(&tensors);
         call.y = call.output();
         FusedConvPlan::of_call((&call, Version::V1), inputs.x, &tensors, || {
             let target = context.target()?;
-            let y = call.y.filter(|y| y.byte_range().is_some()).ok_or_else(|| too_many_values(inputs.x))?;
+            require_held(&[call.y], inputs.x)?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
-            let numbers = [sequences.require(problem, &allowed)?];
-            Ok((FusedConvOperation { sequences: sequences.clone(), numbers, y }, problem.is_idle()))
+            let numbers = sequences.require(problem, &allowed)?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 
@@ -225,57 +220,26 @@ impl<'a, T: Element> FusedConvInputs<'a, T> {
 /// A call of FusedCausalConv1d that was checked and prepared. From [`FusedCausalConv1d::plan`].
 ///
 /// A launch reads and writes the lines, and writes rows of the shape of `x`.
-pub type FusedConvPlan = operation::Plan<FusedConvOperation>;
+pub type FusedConvPlan = operation::Plan<PlainOperation<FusedCausalConv1d>>;
 
-/// FusedCausalConv1d, as its [`FusedConvPlan`] knows it.
-#[derive(Debug)]
-pub struct FusedConvOperation {
-    sequences: FusedConvSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    y: TensorDesc,
-}
+impl Sealed for FusedCausalConv1d {}
 
-impl Sealed for FusedConvOperation {}
-
-impl Operation for FusedConvOperation {
+impl PlainCall for FusedCausalConv1d {
     type Inputs<'a, T: Element> = FusedConvInputs<'a, T>;
     type Output<T: Element> = Tensor<T>;
     type Parameter = Parameter;
+    type Kept = FusedConvSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Y];
 
-    fn output<T: Element>(&self, plan: &FusedConvPlan) -> Result<Tensor<T>> {
-        new_output(plan.context(), Parameter::Y.name(), self.y)
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t FusedConvSequences,
+        inputs: &'t FusedConvInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each(INPUTS).chain(sequences.each(FusedConvCall::CONTENTS))
     }
 
-    fn launch<T: Element>(
-        &self,
-        plan: &FusedConvPlan,
-        queue: &impl Queue,
-        inputs: &FusedConvInputs<'_, T>,
-        y: &mut Tensor<T>,
-    ) -> Result<()> {
-        let output: (_, &AnyTensor) = (Parameter::Y, y);
-        let sequences = self.sequences.each(FusedConvCall::CONTENTS);
-        let given = named_tensors(&[output], &[], inputs.each(INPUTS).chain(sequences));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn has_unwritten(&self) -> Result<bool> {
-        self.sequences.has_unwritten()
-    }
-
-    fn clear_unwritten<T: Element>(&self, stream: &Stream, y: &Tensor<T>) -> Result<()> {
-        match self.has_unwritten()? {
-            true => y.clear(stream),
-            false => Ok(()),
-        }
-    }
-
-    fn describe(&self, _: &FusedConvPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("y", &self.y.shape);
+    fn first_unwritten(sequences: &FusedConvSequences) -> Result<Option<usize>> {
+        Ok(sequences.has_unwritten()?.then_some(0))
     }
 }
 

@@ -1,18 +1,15 @@
 //! InplaceFusedCausalConv1d: FusedCausalConv1d that writes its outputs to the rows.
 
-use std::fmt;
-use std::sync::Arc;
-
 use ascend_spec::inplace_fused_causal_conv1d_arguments;
 use ascend_spec::ops::fused_causal_conv1d;
 use ascend_spec::ops::inplace_fused_causal_conv1d::{InplaceFusedConvCall, Parameter, Version};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{EntryPoints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
 use crate::ops::fused_causal_conv1d::{FusedCausalConv1d, FusedConvInputs, FusedConvSequences};
-use crate::ops::operation::{self, Operation, Sealed};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
+use crate::tensor::AnyTensor;
 
 entry_points! {
     inplace_fused_causal_conv1d_arguments, InplaceFusedConvCall, AnyArguments::InplaceFusedCausalConv1d;
@@ -51,8 +48,7 @@ impl InplaceFusedCausalConv1d {
         let Self(rule) = self;
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
-        let given = inputs.each(INPUTS).chain(sequences.each(InplaceFusedConvCall::CONTENTS));
-        let tensors = named_tensors(&[], &[], given);
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         phases_of(Version::V1).admit(
             context,
             Version::V1.info(),
@@ -66,8 +62,8 @@ impl InplaceFusedCausalConv1d {
             let problem = call.check(target)?;
             let allowed = rule.allowed().ids(lints_of::<fused_causal_conv1d::Version>)?;
             call.lint(target, &allowed)?;
-            let numbers = [sequences.require(problem, &allowed)?];
-            Ok((InplaceFusedConvOperation { sequences: sequences.clone(), numbers }, problem.is_idle()))
+            let numbers = sequences.require(problem, &allowed)?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 }
@@ -76,46 +72,25 @@ impl InplaceFusedCausalConv1d {
 ///
 /// A launch reads and writes the rows and the lines. Of rows of a sequence without a line nothing is promised: the
 /// emulation leaves them as they are.
-pub type InplaceFusedConvPlan = operation::Plan<InplaceFusedConvOperation>;
+pub type InplaceFusedConvPlan = operation::Plan<PlainOperation<InplaceFusedCausalConv1d>>;
 
-/// InplaceFusedCausalConv1d, as its [`InplaceFusedConvPlan`] knows it.
-#[derive(Debug)]
-pub struct InplaceFusedConvOperation {
-    sequences: FusedConvSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-}
+impl Sealed for InplaceFusedCausalConv1d {}
 
-impl Sealed for InplaceFusedConvOperation {}
-
-impl Operation for InplaceFusedConvOperation {
+impl PlainCall for InplaceFusedCausalConv1d {
     type Inputs<'a, T: Element> = FusedConvInputs<'a, T>;
     type Output<T: Element> = ();
     type Parameter = Parameter;
-    const MAKES_OUTPUT: bool = false;
+    type Kept = FusedConvSequences;
+    const OUTPUTS: &'static [Parameter] = &[];
 
-    fn output<T: Element>(&self, _: &InplaceFusedConvPlan) -> Result<()> {
-        Ok(())
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t FusedConvSequences,
+        inputs: &'t FusedConvInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each(INPUTS).chain(sequences.each(InplaceFusedConvCall::CONTENTS))
     }
 
-    fn launch<T: Element>(
-        &self,
-        plan: &InplaceFusedConvPlan,
-        queue: &impl Queue,
-        inputs: &FusedConvInputs<'_, T>,
-        (): &mut (),
-    ) -> Result<()> {
-        let sequences = self.sequences.each(InplaceFusedConvCall::CONTENTS);
-        let given = named_tensors(&[], &[], inputs.each(INPUTS).chain(sequences));
-        plan.queue(queue, &given, || Ok(())).flatten()
+    fn first_unwritten(sequences: &FusedConvSequences) -> Result<Option<usize>> {
+        Ok(sequences.has_unwritten()?.then_some(0))
     }
-
-    fn has_unwritten(&self) -> Result<bool> {
-        self.sequences.has_unwritten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &InplaceFusedConvPlan, _: &mut fmt::DebugStruct<'_, '_>) {}
 }

@@ -3,18 +3,14 @@
 //! [`LightningIndexer`] describes a call, which is planned once and launched per layer as an [`IndexerPlan`]. Lengths
 //! and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
-use std::fmt;
-use std::sync::Arc;
-
+use ascend_spec::lightning_indexer_arguments;
 use ascend_spec::ops::lightning_indexer::{IndexerCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, lightning_indexer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed, outputs};
+use crate::ops::sparse_sequences::{SparseSequences, require_outputs, too_many_keys};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -117,7 +113,7 @@ impl LightningIndexer {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
-        let tensors = named_tensors(&[], &inputs.each(), sequences.each(IndexerCall::CONTENTS));
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         let mut call = IndexerCall {
             layout_query,
             layout_key,
@@ -132,14 +128,13 @@ impl LightningIndexer {
         call.sparse_values = outputs.map(|[_, values]| values);
         IndexerPlan::of_call((&call, Version::V1), inputs.query, &tensors, || {
             let target = context.target()?;
-            let [indices, values] = implied(outputs, inputs.query, || too_many_keys(self.count))?;
+            require_outputs(outputs, inputs.query, || too_many_keys(self.count))?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-            let numbers = [sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?];
-            let operation = IndexerOperation { sequences: sequences.clone(), numbers, outputs: [indices, values] };
-            Ok((operation, problem.is_idle()))
+            let numbers = sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 }
@@ -177,53 +172,26 @@ pub struct ChosenKeys<T: Element> {
     pub values: Tensor<T>,
 }
 
+outputs! { ChosenKeys { indices, values } }
+
 /// A call of LightningIndexer that was checked and prepared. From [`LightningIndexer::plan`].
 ///
 /// A launch reads queries, keys and weights, and writes contiguous [`ChosenKeys`].
-pub type IndexerPlan = operation::Plan<IndexerOperation>;
+pub type IndexerPlan = operation::Plan<PlainOperation<LightningIndexer>>;
 
-/// LightningIndexer, as its [`IndexerPlan`] knows it.
-#[derive(Debug)]
-pub struct IndexerOperation {
-    sequences: SparseSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    /// Indices and scores.
-    outputs: [TensorDesc; 2],
-}
+impl Sealed for LightningIndexer {}
 
-impl Sealed for IndexerOperation {}
-
-impl Operation for IndexerOperation {
+impl PlainCall for LightningIndexer {
     type Inputs<'a, T: Element> = IndexerInputs<'a, T>;
     type Output<T: Element> = ChosenKeys<T>;
     type Parameter = Parameter;
+    type Kept = SparseSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::SparseIndices, Parameter::SparseValues];
 
-    fn output<T: Element>(&self, plan: &IndexerPlan) -> Result<ChosenKeys<T>> {
-        let [indices, values] = self.outputs;
-        Ok(ChosenKeys {
-            indices: new_output(plan.context(), Parameter::SparseIndices.name(), indices)?,
-            values: new_output(plan.context(), Parameter::SparseValues.name(), values)?,
-        })
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &IndexerPlan,
-        queue: &impl Queue,
-        inputs: &IndexerInputs<'_, T>,
-        chosen: &mut ChosenKeys<T>,
-    ) -> Result<()> {
-        let outputs: [(_, &AnyTensor); 2] =
-            [(Parameter::SparseIndices, &chosen.indices), (Parameter::SparseValues, &chosen.values)];
-        let given = named_tensors(&outputs, &inputs.each(), self.sequences.each(IndexerCall::CONTENTS));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &IndexerPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("indices", &self.outputs[0].shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t SparseSequences,
+        inputs: &'t IndexerInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().into_iter().chain(sequences.each(IndexerCall::CONTENTS))
     }
 }

@@ -2,16 +2,13 @@
 //!
 //! [`NsaCompress`] describes a call, which is planned once and launched per layer as an [`NsaCompressPlan`].
 
-use std::fmt;
-
+use ascend_spec::nsa_compress_arguments;
 use ascend_spec::ops::nsa_compress::{NsaCompressCall, Parameter, Version};
-use ascend_spec::{TensorDesc, nsa_compress_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::Queue;
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -92,7 +89,7 @@ impl NsaCompress {
         (input, weight): (&Tensor<T>, &Tensor<T>),
     ) -> Result<NsaCompressPlan> {
         let context = input.memory().context();
-        let tensors = named_tensors(&[], &inputs((input, weight)), None);
+        let tensors: NamedTensors<'_, _> = inputs((input, weight)).into_iter().collect();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
         let mut end = 0i64;
         let ends = lengths.iter().map(|&length| {
@@ -110,17 +107,16 @@ impl NsaCompress {
         call.output = call.compressed();
         NsaCompressPlan::of_call((&call, Version::V1), input, &tensors, || {
             let target = context.target()?;
-            let Some(output) = call.output else {
+            if call.output.is_none() {
                 let given = format_args!("{} in blocks of {} every {}", input.desc(), self.block, self.stride);
                 let allowed = "[T, N, D] in blocks of at least one token, which memory can hold compressed";
                 return Err(
                     Error::invalid("input", given, allowed).fix("give the tokens these axes, and blocks their size")
                 );
-            };
+            }
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-            let is_idle = problem.is_idle();
-            Ok((NsaCompressOperation { output }, is_idle))
+            Ok((PlainOperation::new((), []), problem.is_idle()))
         })
     }
 }
@@ -134,38 +130,21 @@ fn inputs<'a, T: Element>((input, weight): (&'a Tensor<T>, &'a Tensor<T>)) -> [(
 ///
 /// A launch reads the pair of tokens and weights, and writes the compressed tokens of all sequences, one after the
 /// other, `[blocks, N, D]`: none where no sequence has a block.
-pub type NsaCompressPlan = operation::Plan<NsaCompressOperation>;
+pub type NsaCompressPlan = operation::Plan<PlainOperation<NsaCompress>>;
 
-/// NsaCompress, as its [`NsaCompressPlan`] knows it.
-#[derive(Debug)]
-pub struct NsaCompressOperation {
-    output: TensorDesc,
-}
+impl Sealed for NsaCompress {}
 
-impl Sealed for NsaCompressOperation {}
-
-impl Operation for NsaCompressOperation {
+impl PlainCall for NsaCompress {
     type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>);
     type Output<T: Element> = Tensor<T>;
     type Parameter = Parameter;
+    type Kept = ();
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Output];
 
-    fn output<T: Element>(&self, plan: &NsaCompressPlan) -> Result<Tensor<T>> {
-        new_output(plan.context(), Parameter::Output.name(), self.output)
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &NsaCompressPlan,
-        queue: &impl Queue,
-        &(input, weight): &(&Tensor<T>, &Tensor<T>),
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let output: (_, &AnyTensor) = (Parameter::Output, output);
-        let given = named_tensors(&[output], &inputs((input, weight)), None);
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn describe(&self, _: &NsaCompressPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("output", &self.output.shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        (): &'t (),
+        &tensors: &'t (&'i Tensor<T>, &'i Tensor<T>),
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs(tensors).into_iter()
     }
 }

@@ -3,18 +3,14 @@
 //! [`NsaCompressAttentionInfer`] describes a call, which is planned once and launched per layer as an
 //! [`NsaCompressAttentionPlan`]. Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
-use std::fmt;
-use std::sync::Arc;
-
+use ascend_spec::nsa_compress_attention_infer_arguments;
 use ascend_spec::ops::nsa_compress_attention_infer::{NsaCompressAttentionCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, nsa_compress_attention_infer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed, outputs};
+use crate::ops::sparse_sequences::{SparseSequences, require_outputs, too_many_keys};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -126,16 +122,16 @@ impl NsaCompressAttentionInfer {
     pub fn plan<T: Element>(
         &self,
         sequences: &SparseSequences,
-        (query, key, value): (&Tensor<T>, &Tensor<T>, &Tensor<T>),
+        tensors: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
     ) -> Result<NsaCompressAttentionPlan> {
+        let (query, key, _) = tensors;
         let context = query.memory().context();
-        let inputs = inputs((query, key, value));
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs)?;
+        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs(tensors))?;
         sequences.on(context)?;
         let ([queries, compressed], fixed) = sequences.lengths()?;
         let [block, stride, select, count] = self.sizes;
         let axes = query.desc().shape;
-        let tensors = named_tensors(&[], &inputs, sequences.table(Parameter::BlockTable));
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &tensors).collect();
         let mut call = NsaCompressAttentionCall {
             actual_q_seq_len: Some(&queries),
             actual_cmp_kv_seq_len: Some(&compressed),
@@ -157,16 +153,11 @@ impl NsaCompressAttentionInfer {
         call.top_k_output = outputs.map(|[_, selected]| selected);
         NsaCompressAttentionPlan::of_call((&call, Version::V1), query, &tensors, || {
             let target = context.target()?;
-            let [output, selected] = implied(outputs, query, || too_many_keys(self.sizes[3]))?;
+            require_outputs(outputs, query, || too_many_keys(self.sizes[3]))?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
             let within = sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
-            let operation = NsaCompressAttentionOperation {
-                sequences: sequences.clone(),
-                numbers: [fixed, within],
-                outputs: [output, selected],
-            };
-            Ok((operation, problem.is_idle()))
+            Ok((PlainOperation::new(sequences.clone(), [fixed, within]), problem.is_idle()))
         })
     }
 }
@@ -181,6 +172,8 @@ pub struct CompressedAttention<T: Element> {
     /// `[B, S, N2, count]`. The first block and the last two are always among them, in no particular order.
     pub selected: Tensor<i32>,
 }
+
+outputs! { CompressedAttention { out, selected } }
 
 impl<T: Element> From<(Tensor<T>, Tensor<i32>)> for CompressedAttention<T> {
     /// Tensors to write attention and selected blocks into.
@@ -199,51 +192,21 @@ fn inputs<'a, T: Element>(
 /// A call of NsaCompressAttentionInfer that was checked and prepared. From [`NsaCompressAttentionInfer::plan`].
 ///
 /// A launch reads queries and the caches of compressed keys and values, and writes contiguous [`CompressedAttention`].
-pub type NsaCompressAttentionPlan = operation::Plan<NsaCompressAttentionOperation>;
+pub type NsaCompressAttentionPlan = operation::Plan<PlainOperation<NsaCompressAttentionInfer>>;
 
-/// NsaCompressAttentionInfer, as its [`NsaCompressAttentionPlan`] knows it.
-#[derive(Debug)]
-pub struct NsaCompressAttentionOperation {
-    sequences: SparseSequences,
-    numbers: [Arc<dyn ReplayCheck>; 2],
-    /// Attention and selected blocks.
-    outputs: [TensorDesc; 2],
-}
+impl Sealed for NsaCompressAttentionInfer {}
 
-impl Sealed for NsaCompressAttentionOperation {}
-
-impl Operation for NsaCompressAttentionOperation {
+impl PlainCall for NsaCompressAttentionInfer {
     type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>, &'a Tensor<T>);
     type Output<T: Element> = CompressedAttention<T>;
     type Parameter = Parameter;
+    type Kept = SparseSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Output, Parameter::TopKOutput];
 
-    fn output<T: Element>(&self, plan: &NsaCompressAttentionPlan) -> Result<CompressedAttention<T>> {
-        let [output, selected] = self.outputs;
-        Ok(CompressedAttention {
-            out: new_output(plan.context(), Parameter::Output.name(), output)?,
-            selected: new_output(plan.context(), Parameter::TopKOutput.name(), selected)?,
-        })
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &NsaCompressAttentionPlan,
-        queue: &impl Queue,
-        &(query, key, value): &(&Tensor<T>, &Tensor<T>, &Tensor<T>),
-        attention: &mut CompressedAttention<T>,
-    ) -> Result<()> {
-        let outputs: [(_, &AnyTensor); 2] =
-            [(Parameter::Output, &attention.out), (Parameter::TopKOutput, &attention.selected)];
-        let table = self.sequences.table(Parameter::BlockTable);
-        let given = named_tensors(&outputs, &inputs((query, key, value)), table);
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &NsaCompressAttentionPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("out", &self.outputs[0].shape).field("selected", &self.outputs[1].shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t SparseSequences,
+        &tensors: &'t (&'i Tensor<T>, &'i Tensor<T>, &'i Tensor<T>),
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs(tensors).into_iter().chain(sequences.table(Parameter::BlockTable))
     }
 }

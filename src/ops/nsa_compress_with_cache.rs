@@ -4,7 +4,6 @@
 //! [`NsaCompressCachePlan`]. Which row of the cache each sequence writes is a [`CompressedSlots`], which the host
 //! knows.
 
-use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::nsa_compress_with_cache_arguments;
@@ -14,11 +13,11 @@ use ascend_spec::ops::sparse_sequences::SparseContents;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
 use crate::ops::known_numbers::{narrow, numbers};
-use crate::ops::operation::{self, Operation, Sealed};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
 use crate::ops::sparse_sequences::SparseSequences;
-use crate::runtime::{Queue, ReplayCheck, Stream};
+use crate::runtime::Stream;
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -110,7 +109,8 @@ impl NsaCompressWithCache {
                 .fix("make them by `SparseSequences::packed`"));
         }
         let ([_, lengths], fixed) = sequences.lengths()?;
-        let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
+        let table = sequences.table(Parameter::BlockTable);
+        let tensors: NamedTensors<'_, _> = inputs.each().into_iter().chain(table).collect();
         let mut call = NsaCompressCacheCall {
             act_seq_len: Some(&lengths),
             layout: Some("TND"),
@@ -124,9 +124,9 @@ impl NsaCompressWithCache {
             let target = context.target()?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-            let operation = NsaCompressCacheOperation { problem, sequences: sequences.clone(), numbers: [fixed] };
-            operation.admits(inputs.slots)?;
-            Ok((operation, false))
+            let kept = CheckedSequences { problem, sequences: sequences.clone() };
+            kept.admits(inputs.slots)?;
+            Ok((PlainOperation::new(kept, [fixed]), false))
         })
     }
 }
@@ -194,17 +194,16 @@ impl<'a, T: Element> NsaCompressCacheInputs<'a, T> {
 ///
 /// A launch reads [`NsaCompressCacheInputs`], whose cache it writes: it makes no output, so that a captured one is a
 /// [`launch`](operation::Plan::launch) too. It refuses slots that the cache does not have.
-pub type NsaCompressCachePlan = operation::Plan<NsaCompressCacheOperation>;
+pub type NsaCompressCachePlan = operation::Plan<PlainOperation<NsaCompressWithCache>>;
 
-/// NsaCompressWithCache, as its [`NsaCompressCachePlan`] knows it.
+/// What a plan of NsaCompressWithCache checks slots by, and the sequences of its launches.
 #[derive(Debug)]
-pub struct NsaCompressCacheOperation {
+pub struct CheckedSequences {
     problem: NsaCompressCacheProblem,
     sequences: SparseSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
 }
 
-impl NsaCompressCacheOperation {
+impl CheckedSequences {
     /// Refuses slots and blocks by the first fault of those that a launch reads.
     fn admits(&self, slots: &CompressedSlots) -> Result<()> {
         let mut wrong = None;
@@ -218,34 +217,23 @@ impl NsaCompressCacheOperation {
     }
 }
 
-impl Sealed for NsaCompressCacheOperation {}
+impl Sealed for NsaCompressWithCache {}
 
-impl Operation for NsaCompressCacheOperation {
+impl PlainCall for NsaCompressWithCache {
     type Inputs<'a, T: Element> = NsaCompressCacheInputs<'a, T>;
     type Output<T: Element> = ();
     type Parameter = Parameter;
-    const MAKES_OUTPUT: bool = false;
+    type Kept = CheckedSequences;
+    const OUTPUTS: &'static [Parameter] = &[];
 
-    fn output<T: Element>(&self, _: &NsaCompressCachePlan) -> Result<()> {
-        Ok(())
+    fn tensors<'t, 'i: 't, T: Element>(
+        kept: &'t CheckedSequences,
+        inputs: &'t NsaCompressCacheInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().into_iter().chain(kept.sequences.table(Parameter::BlockTable))
     }
 
-    fn launch<T: Element>(
-        &self,
-        plan: &NsaCompressCachePlan,
-        queue: &impl Queue,
-        inputs: &NsaCompressCacheInputs<'_, T>,
-        (): &mut (),
-    ) -> Result<()> {
-        let given = named_tensors(&[], &inputs.each(), self.sequences.table(Parameter::BlockTable));
-        plan.queue(queue, &given, || self.admits(inputs.slots)).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &NsaCompressCachePlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("slots", &self.problem.slots);
+    fn admits<T: Element>(kept: &CheckedSequences, inputs: &NsaCompressCacheInputs<'_, T>) -> Result<()> {
+        kept.admits(inputs.slots)
     }
 }

@@ -3,18 +3,14 @@
 //! [`NsaSelectedAttentionInfer`] describes a call, which is planned once and launched per layer as an
 //! [`NsaSelectedPlan`]. Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
-use std::fmt;
-use std::sync::Arc;
-
+use ascend_spec::nsa_selected_attention_infer_arguments;
 use ascend_spec::ops::nsa_selected_attention_infer::{NsaSelectedCall, Parameter, Version, rules};
-use ascend_spec::{TensorDesc, nsa_selected_attention_infer_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
+use crate::ops::sparse_sequences::{SparseSequences, require_outputs, too_many_rows};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -119,7 +115,7 @@ impl NsaSelectedAttentionInfer {
         sequences.on(context)?;
         let ([queries, tokens], fixed) = sequences.lengths()?;
         let axes = query.desc().shape;
-        let tensors = named_tensors(&[], &inputs.each(), sequences.table(Parameter::BlockTable));
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         let mut call = NsaSelectedCall {
             actual_q_seq_len: Some(&queries),
             actual_kv_seq_len: Some(&tokens),
@@ -136,12 +132,11 @@ impl NsaSelectedAttentionInfer {
         call.output = call.attention();
         NsaSelectedPlan::of_call((&call, Version::V1), query, &tensors, || {
             let target = context.target()?;
-            let output = implied(call.output, query, || too_many_rows(query))?;
+            require_outputs(call.output, query, || too_many_rows(query))?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
             let within = sequences.check(&problem.attention.sequences, &rules::CONTENTS, None, &[])?;
-            let operation = NsaSelectedOperation { sequences: sequences.clone(), numbers: [fixed, within], output };
-            Ok((operation, problem.is_idle()))
+            Ok((PlainOperation::new(sequences.clone(), [fixed, within]), problem.is_idle()))
         })
     }
 }
@@ -180,44 +175,21 @@ impl<'a, T: Element> NsaSelectedInputs<'a, T> {
 ///
 /// A launch reads [`NsaSelectedInputs`], and writes contiguous attention with the shape of the queries and the elements
 /// of a value.
-pub type NsaSelectedPlan = operation::Plan<NsaSelectedOperation>;
+pub type NsaSelectedPlan = operation::Plan<PlainOperation<NsaSelectedAttentionInfer>>;
 
-/// NsaSelectedAttentionInfer, as its [`NsaSelectedPlan`] knows it.
-#[derive(Debug)]
-pub struct NsaSelectedOperation {
-    sequences: SparseSequences,
-    numbers: [Arc<dyn ReplayCheck>; 2],
-    output: TensorDesc,
-}
+impl Sealed for NsaSelectedAttentionInfer {}
 
-impl Sealed for NsaSelectedOperation {}
-
-impl Operation for NsaSelectedOperation {
+impl PlainCall for NsaSelectedAttentionInfer {
     type Inputs<'a, T: Element> = NsaSelectedInputs<'a, T>;
     type Output<T: Element> = Tensor<T>;
     type Parameter = Parameter;
+    type Kept = SparseSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Output];
 
-    fn output<T: Element>(&self, plan: &NsaSelectedPlan) -> Result<Tensor<T>> {
-        new_output(plan.context(), Parameter::Output.name(), self.output)
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &NsaSelectedPlan,
-        queue: &impl Queue,
-        inputs: &NsaSelectedInputs<'_, T>,
-        output: &mut Tensor<T>,
-    ) -> Result<()> {
-        let output: (_, &AnyTensor) = (Parameter::Output, output);
-        let given = named_tensors(&[output], &inputs.each(), self.sequences.table(Parameter::BlockTable));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &NsaSelectedPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("output", &self.output.shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t SparseSequences,
+        inputs: &'t NsaSelectedInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().into_iter().chain(sequences.table(Parameter::BlockTable))
     }
 }

@@ -4,18 +4,14 @@
 //! [`QuantLightningIndexer`] describes a call, which is planned once and launched per layer as a [`QuantIndexerPlan`].
 //! Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
-use std::fmt;
-use std::sync::Arc;
-
 use ascend_spec::ops::quant_lightning_indexer::{Parameter, QuantIndexerCall, Version, rules};
-use ascend_spec::{TensorDesc, quant_lightning_indexer_arguments};
+use ascend_spec::quant_lightning_indexer_arguments;
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_keys};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
+use crate::ops::sparse_sequences::{SparseSequences, require_outputs, too_many_keys};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -113,7 +109,7 @@ impl QuantLightningIndexer {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
-        let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantIndexerCall::CONTENTS));
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         let mut call = QuantIndexerCall {
             layout_query,
             layout_key,
@@ -125,14 +121,13 @@ impl QuantLightningIndexer {
         call.sparse_indices = call.output();
         QuantIndexerPlan::of_call((&call, Version::V1), inputs.query, &tensors, || {
             let target = context.target()?;
-            let indices = implied(call.sparse_indices, inputs.query, || too_many_keys(self.count))?;
+            require_outputs(call.sparse_indices, inputs.query, || too_many_keys(self.count))?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-            let numbers = [sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?];
-            let operation = QuantIndexerOperation { sequences: sequences.clone(), numbers, indices };
-            Ok((operation, problem.is_idle()))
+            let numbers = sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 }
@@ -180,45 +175,21 @@ impl<'a, T: Element> QuantIndexerInputs<'a, T> {
 /// A launch reads queries, keys, their scales and weights, and writes the chosen keys of each row, by their position in
 /// the sequence, and -1 after the last: `[B, S1, 1, count]` or `[T1, 1, count]`. On Atlas A2 and A3 the best come
 /// first; on Ascend 950 they are in no order.
-pub type QuantIndexerPlan = operation::Plan<QuantIndexerOperation>;
+pub type QuantIndexerPlan = operation::Plan<PlainOperation<QuantLightningIndexer>>;
 
-/// QuantLightningIndexer, as its [`QuantIndexerPlan`] knows it.
-#[derive(Debug)]
-pub struct QuantIndexerOperation {
-    sequences: SparseSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    indices: TensorDesc,
-}
+impl Sealed for QuantLightningIndexer {}
 
-impl Sealed for QuantIndexerOperation {}
-
-impl Operation for QuantIndexerOperation {
+impl PlainCall for QuantLightningIndexer {
     type Inputs<'a, T: Element> = QuantIndexerInputs<'a, T>;
     type Output<T: Element> = Tensor<i32>;
     type Parameter = Parameter;
+    type Kept = SparseSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::SparseIndices];
 
-    fn output<T: Element>(&self, plan: &QuantIndexerPlan) -> Result<Tensor<i32>> {
-        let name = Parameter::SparseIndices.name();
-        new_output(plan.context(), name, self.indices)
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &QuantIndexerPlan,
-        queue: &impl Queue,
-        inputs: &QuantIndexerInputs<'_, T>,
-        indices: &mut Tensor<i32>,
-    ) -> Result<()> {
-        let output: (_, &AnyTensor) = (Parameter::SparseIndices, indices);
-        let given = named_tensors(&[output], &inputs.each(), self.sequences.each(QuantIndexerCall::CONTENTS));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &QuantIndexerPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("indices", &self.indices.shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t SparseSequences,
+        inputs: &'t QuantIndexerInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().into_iter().chain(sequences.each(QuantIndexerCall::CONTENTS))
     }
 }

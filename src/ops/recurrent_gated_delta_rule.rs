@@ -3,18 +3,14 @@
 //! [`RecurrentGatedDeltaRule`] describes a call, which is planned once and launched per layer as a
 //! [`RecurrentDeltaPlan`].
 
-use std::fmt;
-use std::sync::Arc;
-
 use ascend_spec::ops::recurrent_gated_delta_rule::{Parameter, RecurrentDeltaCall, Version, rules};
-use ascend_spec::{TensorDesc, recurrent_gated_delta_rule_arguments};
+use ascend_spec::recurrent_gated_delta_rule_arguments;
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, too_many_values};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::{Queue, ReplayCheck, Stream};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::delta_rule::{DeltaLints, DeltaSequences, DeltaStates, DeltaTensors, require_held};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -106,21 +102,19 @@ impl RecurrentGatedDeltaRule {
         let context = tensors.query.memory().context();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context, true)?;
-        let launch = named_tensors(&[], &[], inputs.each().chain(sequences.each(RecurrentDeltaCall::CONTENTS)));
+        let launch: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         let mut call = RecurrentDeltaCall { scale: self.scale, ..RecurrentDeltaCall::default() };
         call.describe(&launch);
         call.out = call.output();
         RecurrentDeltaPlan::of_call((&call, Version::V1), tensors.value, &launch, || {
             let target = context.target()?;
-            let out =
-                call.out.filter(|out| out.byte_range().is_some()).ok_or_else(|| too_many_values(tensors.value))?;
+            require_held(&[call.out], tensors.value)?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = DeltaLints::Recurrent { shared: &rules::SHARED };
-            let numbers = [sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?];
-            let operation = RecurrentDeltaOperation { sequences: sequences.clone(), numbers, out };
-            Ok((operation, problem.is_idle()))
+            let numbers = sequences.check(&problem, &rules::CONTENTS, lints, &allowed)?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 }
@@ -149,54 +143,25 @@ impl<'a, T: Element> RecurrentDeltaInputs<'a, T> {
 /// A call of RecurrentGatedDeltaRule that was checked and prepared. From [`RecurrentGatedDeltaRule::plan`].
 ///
 /// A launch reads and writes the states, and writes outputs `[T, Nv, Dv]`.
-pub type RecurrentDeltaPlan = operation::Plan<RecurrentDeltaOperation>;
+pub type RecurrentDeltaPlan = operation::Plan<PlainOperation<RecurrentGatedDeltaRule>>;
 
-/// RecurrentGatedDeltaRule, as its [`RecurrentDeltaPlan`] knows it.
-#[derive(Debug)]
-pub struct RecurrentDeltaOperation {
-    sequences: DeltaSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    out: TensorDesc,
-}
+impl Sealed for RecurrentGatedDeltaRule {}
 
-impl Sealed for RecurrentDeltaOperation {}
-
-impl Operation for RecurrentDeltaOperation {
+impl PlainCall for RecurrentGatedDeltaRule {
     type Inputs<'a, T: Element> = RecurrentDeltaInputs<'a, T>;
     type Output<T: Element> = Tensor<T>;
     type Parameter = Parameter;
+    type Kept = DeltaSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Out];
 
-    fn output<T: Element>(&self, plan: &RecurrentDeltaPlan) -> Result<Tensor<T>> {
-        new_output(plan.context(), Parameter::Out.name(), self.out)
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t DeltaSequences,
+        inputs: &'t RecurrentDeltaInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().chain(sequences.each(RecurrentDeltaCall::CONTENTS))
     }
 
-    fn launch<T: Element>(
-        &self,
-        plan: &RecurrentDeltaPlan,
-        queue: &impl Queue,
-        inputs: &RecurrentDeltaInputs<'_, T>,
-        out: &mut Tensor<T>,
-    ) -> Result<()> {
-        let output: (_, &AnyTensor) = (Parameter::Out, out);
-        let sequences = self.sequences.each(RecurrentDeltaCall::CONTENTS);
-        let given = named_tensors(&[output], &[], inputs.each().chain(sequences));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn has_unwritten(&self) -> Result<bool> {
-        let rows = self.out.shape.first().map_or(0, |&rows| usize::try_from(rows).unwrap_or(0));
-        Ok(self.sequences.first_unwritten(rows)?.is_some())
-    }
-
-    fn clear_unwritten<T: Element>(&self, stream: &Stream, out: &Tensor<T>) -> Result<()> {
-        self.sequences.clear_rest(stream, out)
-    }
-
-    fn describe(&self, _: &RecurrentDeltaPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("out", &self.out.shape);
+    fn first_unwritten(sequences: &DeltaSequences) -> Result<Option<usize>> {
+        sequences.first_unwritten()
     }
 }

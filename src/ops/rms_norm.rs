@@ -3,16 +3,13 @@
 //! [`RmsNorm`] describes a call, which is planned once and launched with other tensors of the same shapes as a
 //! [`RmsNormPlan`].
 
-use std::fmt;
-
 use ascend_spec::ops::rms_norm::{Parameter, RmsNormCall, Version};
 use ascend_spec::{DType, TensorDesc, rms_norm_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::runtime::Queue;
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed, outputs};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -89,15 +86,14 @@ impl RmsNorm {
         let y = TensorDesc::packed(x.dtype(), shape);
         let rstd = RmsNormCall::rstd_shape(&shape, &gamma.desc().shape);
         let rstd = TensorDesc::packed(DType::Float, rstd);
-        let tensors = named_tensors(&[], &inputs.each(), None);
+        let tensors: NamedTensors<'_, _> = inputs.each().into_iter().collect();
         let mut call = RmsNormCall { epsilon: self.epsilon, y: Some(y), rstd: Some(rstd), ..RmsNormCall::default() };
         call.describe(&tensors);
         RmsNormPlan::of_call((&call, Version::V1), x, &tensors, || {
             let soc = context.soc()?;
             let problem = call.check(soc)?;
             call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
-            let is_idle = problem.is_idle();
-            Ok((RmsNormOperation { y, rstd }, is_idle))
+            Ok((PlainOperation::new((), []), problem.is_idle()))
         })
     }
 }
@@ -133,45 +129,26 @@ pub struct NormalisedRows<T: Element> {
     pub rstd: Tensor<f32>,
 }
 
+outputs! { NormalisedRows { y, rstd } }
+
 /// A call of RmsNorm that was checked and prepared. From [`RmsNorm::plan`].
 ///
 /// A launch reads rows and weights, and writes contiguous [`NormalisedRows`].
-pub type RmsNormPlan = operation::Plan<RmsNormOperation>;
+pub type RmsNormPlan = operation::Plan<PlainOperation<RmsNorm>>;
 
-/// RmsNorm, as its [`RmsNormPlan`] knows it.
-#[derive(Debug)]
-pub struct RmsNormOperation {
-    y: TensorDesc,
-    rstd: TensorDesc,
-}
+impl Sealed for RmsNorm {}
 
-impl Sealed for RmsNormOperation {}
-
-impl Operation for RmsNormOperation {
+impl PlainCall for RmsNorm {
     type Inputs<'a, T: Element> = RmsNormInputs<'a, T>;
     type Output<T: Element> = NormalisedRows<T>;
     type Parameter = Parameter;
+    type Kept = ();
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Y, Parameter::Rstd];
 
-    fn output<T: Element>(&self, plan: &RmsNormPlan) -> Result<NormalisedRows<T>> {
-        Ok(NormalisedRows {
-            y: new_output(plan.context(), Parameter::Y.name(), self.y)?,
-            rstd: new_output(plan.context(), Parameter::Rstd.name(), self.rstd)?,
-        })
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &RmsNormPlan,
-        queue: &impl Queue,
-        inputs: &RmsNormInputs<'_, T>,
-        rows: &mut NormalisedRows<T>,
-    ) -> Result<()> {
-        let outputs: [(_, &AnyTensor); 2] = [(Parameter::Y, &rows.y), (Parameter::Rstd, &rows.rstd)];
-        let tensors = named_tensors(&outputs, &inputs.each(), None);
-        plan.queue(queue, &tensors, || Ok(())).flatten()
-    }
-
-    fn describe(&self, _: &RmsNormPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("y", &self.y.shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        (): &'t (),
+        inputs: &'t RmsNormInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().into_iter()
     }
 }

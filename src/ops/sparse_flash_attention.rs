@@ -3,18 +3,14 @@
 //! [`SparseFlashAttention`] describes a call, which is planned once and launched per layer as a [`SparseFlashPlan`].
 //! Lengths and blocks of the sequences are a [`SparseSequences`], which the host knows.
 
-use std::fmt;
-use std::sync::Arc;
-
 use ascend_spec::ops::sparse_flash_attention::{Parameter, SparseFlashCall, Version, rules};
-use ascend_spec::{TensorDesc, sparse_flash_attention_arguments};
+use ascend_spec::sparse_flash_attention_arguments;
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed, outputs};
+use crate::ops::sparse_sequences::{SparseSequences, require_outputs, too_many_rows};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -131,7 +127,7 @@ impl SparseFlashAttention {
         phases_of(version).admit(context, version.info(), instead(version), inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_kv] = sequences.layouts();
-        let tensors = named_tensors(&[], &inputs.each(), sequences.each(SparseFlashCall::CONTENTS));
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         let mut call = SparseFlashCall {
             scale: self.scale,
             sparse_block_size: self.sparse_block_size,
@@ -148,14 +144,13 @@ impl SparseFlashAttention {
         call.softmax_sum = call.softmax_max;
         SparseFlashPlan::of_call((&call, version), inputs.query, &tensors, || {
             let target = context.target()?;
-            let [out, softmax] = implied(outputs, inputs.query, || too_many_rows(inputs.query))?;
+            require_outputs(outputs, inputs.query, || too_many_rows(inputs.query))?;
             let problem = call.check(version, target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-            let numbers = [sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?];
-            let operation = SparseFlashOperation { sequences: sequences.clone(), numbers, out, softmax };
-            Ok((operation, problem.is_idle()))
+            let numbers = sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 }
@@ -193,7 +188,7 @@ impl<'a, T: Element> SparseFlashInputs<'a, T> {
     }
 
     /// The tensor of each argument. The keys are the values too.
-    fn each(&self) -> NamedTensors<'a, Parameter> {
+    fn each(&self) -> impl Iterator<Item = (Parameter, &'a AnyTensor)> {
         let all: [(_, &AnyTensor); 6] = [
             (Parameter::Query, self.query),
             (Parameter::Key, self.key),
@@ -202,7 +197,7 @@ impl<'a, T: Element> SparseFlashInputs<'a, T> {
             (Parameter::QueryRope, self.query_rope),
             (Parameter::KeyRope, self.key_rope),
         ];
-        named_tensors(&[], &all, self.sinks.map(|sinks| (Parameter::Sinks, &**sinks)))
+        all.into_iter().chain(self.sinks.map(|sinks| (Parameter::Sinks, &**sinks)))
     }
 }
 
@@ -219,6 +214,8 @@ pub struct SparseAttention<T: Element> {
     pub softmax_sum: Tensor<f32>,
 }
 
+outputs! { SparseAttention { out, softmax_max, softmax_sum } }
+
 impl<T: Element> From<(Tensor<T>, Tensor<f32>, Tensor<f32>)> for SparseAttention<T> {
     /// Tensors to write attention, maxima and sums into; the latter are `[0]` unless they are asked for.
     fn from((out, softmax_max, softmax_sum): (Tensor<T>, Tensor<f32>, Tensor<f32>)) -> Self {
@@ -229,55 +226,21 @@ impl<T: Element> From<(Tensor<T>, Tensor<f32>, Tensor<f32>)> for SparseAttention
 /// A call of SparseFlashAttention that was checked and prepared. From [`SparseFlashAttention::plan`].
 ///
 /// A launch reads queries, keys, their rotary parts and lists, and writes contiguous [`SparseAttention`].
-pub type SparseFlashPlan = operation::Plan<SparseFlashOperation>;
+pub type SparseFlashPlan = operation::Plan<PlainOperation<SparseFlashAttention>>;
 
-/// SparseFlashAttention, as its [`SparseFlashPlan`] knows it.
-#[derive(Debug)]
-pub struct SparseFlashOperation {
-    sequences: SparseSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    out: TensorDesc,
-    /// Of maximum and sum.
-    softmax: TensorDesc,
-}
+impl Sealed for SparseFlashAttention {}
 
-impl Sealed for SparseFlashOperation {}
-
-impl Operation for SparseFlashOperation {
+impl PlainCall for SparseFlashAttention {
     type Inputs<'a, T: Element> = SparseFlashInputs<'a, T>;
     type Output<T: Element> = SparseAttention<T>;
     type Parameter = Parameter;
+    type Kept = SparseSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::AttentionOut, Parameter::SoftmaxMax, Parameter::SoftmaxSum];
 
-    fn output<T: Element>(&self, plan: &SparseFlashPlan) -> Result<SparseAttention<T>> {
-        let softmax = |parameter: Parameter| new_output(plan.context(), parameter.name(), self.softmax);
-        Ok(SparseAttention {
-            out: new_output(plan.context(), Parameter::AttentionOut.name(), self.out)?,
-            softmax_max: softmax(Parameter::SoftmaxMax)?,
-            softmax_sum: softmax(Parameter::SoftmaxSum)?,
-        })
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &SparseFlashPlan,
-        queue: &impl Queue,
-        inputs: &SparseFlashInputs<'_, T>,
-        attention: &mut SparseAttention<T>,
-    ) -> Result<()> {
-        let outputs: [(_, &AnyTensor); 3] = [
-            (Parameter::AttentionOut, &attention.out),
-            (Parameter::SoftmaxMax, &attention.softmax_max),
-            (Parameter::SoftmaxSum, &attention.softmax_sum),
-        ];
-        let given = named_tensors(&outputs, &inputs.each(), self.sequences.each(SparseFlashCall::CONTENTS));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &SparseFlashPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("out", &self.out.shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t SparseSequences,
+        inputs: &'t SparseFlashInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().chain(sequences.each(SparseFlashCall::CONTENTS))
     }
 }

@@ -274,13 +274,20 @@ fn other_counts([queries, keys]: [usize; 2], allowed: impl fmt::Display) -> Erro
     Error::invalid("lengths", given, allowed).fix("make both from the same batch")
 }
 
-/// What a call writes, as its inputs imply it; `too_large` is the refusal of outputs that memory cannot hold.
-pub(crate) fn implied<D>(outputs: Option<D>, query: &AnyTensor, too_large: impl FnOnce() -> Error) -> Result<D> {
+/// Refuses a call whose inputs imply no outputs; `too_large` is the refusal of outputs that memory cannot hold.
+pub(crate) fn require_outputs<D>(
+    implied: Option<D>,
+    query: &AnyTensor,
+    too_large: impl FnOnce() -> Error,
+) -> Result<()> {
     let shape = query.desc().shape;
-    outputs.ok_or_else(|| match shape.rank() {
-        0..3 => Error::invalid("query", shape, "[B, S1, N1, D] or [T1, N1, D]").fix("give the queries these axes"),
-        _ => too_large(),
-    })
+    match (implied, shape.rank()) {
+        (Some(_), _) => Ok(()),
+        (None, 0..3) => {
+            Err(Error::invalid("query", shape, "[B, S1, N1, D] or [T1, N1, D]").fix("give the queries these axes"))
+        }
+        (None, _) => Err(too_large()),
+    }
 }
 
 /// The refusal of a number of keys for which each row would have more indices than memory holds.

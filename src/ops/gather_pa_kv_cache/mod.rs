@@ -7,19 +7,15 @@ mod sequence_blocks;
 
 pub use sequence_blocks::SequenceBlocks;
 
-use std::fmt;
-use std::sync::Arc;
-
 use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, Parameter, Version};
 use ascend_spec::ops::scatter_pa_kv_cache::{NORM, PA_NZ};
 use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
 use crate::ops::scatter_pa_kv_cache::CacheOrder;
-use crate::runtime::{Queue, ReplayCheck};
 use crate::tensor::{AnyTensor, Tensor};
 
 entry_points! {
@@ -93,13 +89,10 @@ impl GatherPaKvCache {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices, or sequences that were
     /// checked for another cache. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnGatherPaKvCacheGetWorkspaceSize")]
-    pub fn plan<T: Element>(
-        &self,
-        sequences: &SequenceBlocks,
-        (key_cache, value_cache): (&Tensor<T>, &Tensor<T>),
-    ) -> Result<GatherPlan> {
+    pub fn plan<T: Element>(&self, sequences: &SequenceBlocks, caches: (&Tensor<T>, &Tensor<T>)) -> Result<GatherPlan> {
+        let (key_cache, value_cache) = caches;
         let context = key_cache.memory().context();
-        let tensors = named_tensors(&[], &inputs((key_cache, value_cache)), of_sequences(sequences));
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &caches).collect();
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
         let rows = |cache: &AnyTensor| {
             let tokens = i64::try_from(sequences.tokens()).unwrap_or(i64::MAX);
@@ -128,15 +121,11 @@ impl GatherPaKvCache {
             let problem = call.check(soc)?;
             call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
             sequences.fits(&problem)?;
-            let (Some(key), Some(value)) = (call.key, call.value) else {
+            if call.key.is_none() || call.value.is_none() {
                 return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")
                     .fix("gather fewer sequences at once"));
-            };
-            let operation = GatherOperation {
-                sequences: sequences.clone(),
-                numbers: [sequences.replay_check()],
-                outputs: [key, value],
-            };
+            }
+            let operation = PlainOperation::new(sequences.clone(), [sequences.replay_check()]);
             Ok((operation, problem.is_idle()))
         })
     }
@@ -146,59 +135,24 @@ impl GatherPaKvCache {
 ///
 /// A launch reads the pair of both caches, and writes the pair of keys and values of all sequences: `[tokens, N, D]`
 /// and `[tokens, N, Dv]`, or in the order [`CacheOrder::PaNz`] `[tokens, N * D]` and `[tokens, N * Dv]`.
-pub type GatherPlan = operation::Plan<GatherOperation>;
+pub type GatherPlan = operation::Plan<PlainOperation<GatherPaKvCache>>;
 
-/// GatherPaKvCache, as its [`GatherPlan`] knows it.
-#[derive(Debug)]
-pub struct GatherOperation {
-    sequences: SequenceBlocks,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    /// Keys and values.
-    outputs: [TensorDesc; 2],
-}
+impl Sealed for GatherPaKvCache {}
 
-/// Both caches as arguments.
-fn inputs<'a, T: Element>((key, value): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
-    [(Parameter::KeyCache, key), (Parameter::ValueCache, value)]
-}
-
-/// Blocks and lengths as arguments.
-fn of_sequences(sequences: &SequenceBlocks) -> [(Parameter, &AnyTensor); 2] {
-    [(Parameter::BlockTables, sequences.block_tables()), (Parameter::SeqLens, sequences.seq_lens())]
-}
-
-impl Sealed for GatherOperation {}
-
-impl Operation for GatherOperation {
+impl PlainCall for GatherPaKvCache {
     type Inputs<'a, T: Element> = (&'a Tensor<T>, &'a Tensor<T>);
     type Output<T: Element> = (Tensor<T>, Tensor<T>);
     type Parameter = Parameter;
+    type Kept = SequenceBlocks;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::Key, Parameter::Value];
 
-    fn output<T: Element>(&self, plan: &GatherPlan) -> Result<(Tensor<T>, Tensor<T>)> {
-        let [key, value] = self.outputs;
-        Ok((
-            new_output(plan.context(), Parameter::Key.name(), key)?,
-            new_output(plan.context(), Parameter::Value.name(), value)?,
-        ))
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &GatherPlan,
-        queue: &impl Queue,
-        &(key_cache, value_cache): &(&Tensor<T>, &Tensor<T>),
-        (key, value): &mut (Tensor<T>, Tensor<T>),
-    ) -> Result<()> {
-        let outputs: [(_, &AnyTensor); 2] = [(Parameter::Key, key), (Parameter::Value, value)];
-        let given = named_tensors(&outputs, &inputs((key_cache, value_cache)), of_sequences(&self.sequences));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &GatherPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("sequences", &self.sequences);
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t SequenceBlocks,
+        (key_cache, value_cache): &'t (&'i Tensor<T>, &'i Tensor<T>),
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        let caches: [(_, &AnyTensor); 2] = [(Parameter::KeyCache, key_cache), (Parameter::ValueCache, value_cache)];
+        let blocks: [(_, &AnyTensor); 2] =
+            [(Parameter::BlockTables, sequences.block_tables()), (Parameter::SeqLens, sequences.seq_lens())];
+        caches.into_iter().chain(blocks)
     }
 }

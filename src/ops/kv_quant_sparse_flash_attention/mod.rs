@@ -6,18 +6,14 @@
 
 mod quantised_rows;
 
-use std::fmt;
-use std::sync::Arc;
-
+use ascend_spec::kv_quant_sparse_flash_attention_arguments;
 use ascend_spec::ops::kv_quant_sparse_flash_attention::{Parameter, QuantSparseFlashCall, Version, rules};
-use ascend_spec::{TensorDesc, kv_quant_sparse_flash_attention_arguments};
 
 use crate::error::Result;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, EntryPoints, entry_points, lints_of, named_tensors, phase_one};
-use crate::ops::operation::{self, Operation, Sealed, new_output};
-use crate::ops::sparse_sequences::{SparseSequences, implied, too_many_rows};
-use crate::runtime::{Queue, ReplayCheck};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed};
+use crate::ops::sparse_sequences::{SparseSequences, require_outputs, too_many_rows};
 use crate::tensor::{AnyTensor, Tensor};
 pub use quantised_rows::{RowElement, quantised_rows};
 
@@ -127,7 +123,7 @@ impl KvQuantSparseFlashAttention {
         phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_kv] = sequences.layouts();
-        let tensors = named_tensors(&[], &inputs.each(), sequences.each(QuantSparseFlashCall::CONTENTS));
+        let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         let mut call = QuantSparseFlashCall {
             scale: self.scale,
             sparse_block_size: self.sparse_block_size,
@@ -140,14 +136,13 @@ impl KvQuantSparseFlashAttention {
         call.attention_out = call.output();
         QuantSparseFlashPlan::of_call((&call, Version::V1), inputs.query, &tensors, || {
             let target = context.target()?;
-            let out = implied(call.attention_out, inputs.query, || too_many_rows(inputs.query))?;
+            require_outputs(call.attention_out, inputs.query, || too_many_rows(inputs.query))?;
             let problem = call.check(target)?;
             let allowed = self.allowed.ids(lints_of::<Version>)?;
             call.lint(target, &allowed)?;
             let lints = [&rules::ROWS_LEFT_OUT, &rules::ROWS_WITHOUT_KEYS];
-            let numbers = [sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?];
-            let operation = QuantSparseFlashOperation { sequences: sequences.clone(), numbers, out };
-            Ok((operation, problem.is_idle()))
+            let numbers = sequences.check(&problem.sequences, &rules::CONTENTS, lints, &allowed)?;
+            Ok((PlainOperation::new(sequences.clone(), [numbers]), problem.is_idle()))
         })
     }
 }
@@ -186,44 +181,21 @@ impl<'a, T: Element> QuantSparseFlashInputs<'a, T> {
 ///
 /// A launch reads queries, rows of keys and lists, and writes contiguous attention, `[B, S1, N1, 512]` or
 /// `[T1, N1, 512]`. A row without keys is 0.
-pub type QuantSparseFlashPlan = operation::Plan<QuantSparseFlashOperation>;
+pub type QuantSparseFlashPlan = operation::Plan<PlainOperation<KvQuantSparseFlashAttention>>;
 
-/// KvQuantSparseFlashAttention, as its [`QuantSparseFlashPlan`] knows it.
-#[derive(Debug)]
-pub struct QuantSparseFlashOperation {
-    sequences: SparseSequences,
-    numbers: [Arc<dyn ReplayCheck>; 1],
-    out: TensorDesc,
-}
+impl Sealed for KvQuantSparseFlashAttention {}
 
-impl Sealed for QuantSparseFlashOperation {}
-
-impl Operation for QuantSparseFlashOperation {
+impl PlainCall for KvQuantSparseFlashAttention {
     type Inputs<'a, T: Element> = QuantSparseFlashInputs<'a, T>;
     type Output<T: Element> = Tensor<T>;
     type Parameter = Parameter;
+    type Kept = SparseSequences;
+    const OUTPUTS: &'static [Parameter] = &[Parameter::AttentionOut];
 
-    fn output<T: Element>(&self, plan: &QuantSparseFlashPlan) -> Result<Tensor<T>> {
-        new_output(plan.context(), Parameter::AttentionOut.name(), self.out)
-    }
-
-    fn launch<T: Element>(
-        &self,
-        plan: &QuantSparseFlashPlan,
-        queue: &impl Queue,
-        inputs: &QuantSparseFlashInputs<'_, T>,
-        out: &mut Tensor<T>,
-    ) -> Result<()> {
-        let output: (_, &AnyTensor) = (Parameter::AttentionOut, out);
-        let given = named_tensors(&[output], &inputs.each(), self.sequences.each(QuantSparseFlashCall::CONTENTS));
-        plan.queue(queue, &given, || Ok(())).flatten()
-    }
-
-    fn number_checks(&self) -> &[Arc<dyn ReplayCheck>] {
-        &self.numbers
-    }
-
-    fn describe(&self, _: &QuantSparseFlashPlan, text: &mut fmt::DebugStruct<'_, '_>) {
-        text.field("out", &self.out.shape);
+    fn tensors<'t, 'i: 't, T: Element>(
+        sequences: &'t SparseSequences,
+        inputs: &'t QuantSparseFlashInputs<'i, T>,
+    ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
+        inputs.each().into_iter().chain(sequences.each(QuantSparseFlashCall::CONTENTS))
     }
 }

@@ -1,8 +1,14 @@
 //! Plans, which are made once and launched again and again: one type for every operator.
 //!
 //! A [`Plan`] holds a call that was checked and prepared, and launches it. What an [`Operation`] reads and writes in a
-//! launch are its types [`Inputs`](Operation::Inputs) and [`Output`](Operation::Output). Each operator has a name for
-//! its plans, such as [`attention::Plan`](crate::attention::Plan) or [`FlashPlan`](crate::flash::FlashPlan).
+//! launch are its types [`Inputs`](Operation::Inputs) and [`Output`](Operation::Output). An operator whose launch
+//! queues its call and does nothing else is a [`PlainCall`]. Each operator has a name for its plans, such as
+//! [`attention::Plan`](crate::attention::Plan) or [`FlashPlan`](crate::flash::FlashPlan).
+
+mod plain_call;
+
+pub(crate) use plain_call::{OutputTensors, Outputs, PlannedOutputs, outputs};
+pub use plain_call::{PlainCall, PlainOperation};
 
 use std::cell::RefCell;
 use std::fmt;
