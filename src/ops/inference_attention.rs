@@ -19,7 +19,7 @@ use crate::memory::Element;
 use crate::operator::{self, AllowedLints, EntryPoints, PreparedCall, Tensors, lints_of};
 use crate::ops::attention_settings::{Settings, setters};
 use crate::ops::fused_infer_attention_score::{CallTensors, CapturedTable, Features, Inputs, Reading};
-use crate::ops::operation::{self, Operation, Sealed, new_output, no_elements, no_scale};
+use crate::ops::operation::{self, Operation, Sealed, no_elements, no_scale};
 use crate::runtime::{Queue, ReplayCheck, Stream};
 use crate::tensor::{AnyTensor, Tensor};
 
@@ -195,7 +195,6 @@ pub struct InferenceOperation<P> {
     features: Features,
     /// Bounds of what launches read on the device as positions.
     bounds: Option<ContentBounds>,
-    attention: TensorDesc,
     allowed: AllowedLints,
     parameters: PhantomData<P>,
 }
@@ -254,10 +253,9 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
             let extents = axes.extents(&query.desc().shape, heads);
             return Err(no_scale(extents.map_or(128, |extents| extents.dim)));
         }
-        let attention = call.tensor(P::ATTENTION_OUT.into()).copied();
-        let Some(attention) = attention.filter(|attention| !attention.is_empty()) else {
+        if call.tensor(P::ATTENTION_OUT.into()).is_none_or(TensorDesc::is_empty) {
             return Err(no_elements(query));
-        };
+        }
         let bounds = call.bounds(C::VERSION)?;
         let given = described.inputs.contents();
         given.admitted(bounds.as_ref(), Reading::Planned)?;
@@ -265,7 +263,7 @@ impl<P: InferenceParameter> operation::Plan<InferenceOperation<P>> {
         let mask = mask.map(|mask| (P::ATTEN_MASK, mask));
         let prepared = PreparedCall::standing_in(context, call, C::VERSION, false, query, mask.as_slice())?;
         let (features, allowed) = (described.features, allowed.clone());
-        let operation = InferenceOperation { features, bounds, attention, allowed, parameters: PhantomData };
+        let operation = InferenceOperation { features, bounds, allowed, parameters: PhantomData };
         Ok(Self::new(prepared, operation))
     }
 }
@@ -283,7 +281,7 @@ impl<P: InferenceParameter> Operation for InferenceOperation<P> {
     type Parameter = P;
 
     fn output<T: Element>(&self, plan: &InferencePlan<P>) -> Result<Tensor<T>> {
-        new_output(plan.context(), P::ATTENTION_OUT.noun(), self.attention)
+        plan.new_outputs(&[P::ATTENTION_OUT])
     }
 
     fn launch<T: Element>(

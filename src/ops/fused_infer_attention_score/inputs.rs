@@ -8,6 +8,7 @@ use ascend_spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter
 use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::Tensors;
+use crate::ops::operation::outputs;
 use crate::tensor::{AnyTensor, Tensor};
 
 use super::block_table::BlockTable;
@@ -26,6 +27,8 @@ pub struct Output<T: Element> {
     /// +inf.
     pub softmax_lse: Option<Tensor<f32>>,
 }
+
+outputs! { Output { attention, softmax_lse } }
 
 impl<T: Element> From<Tensor<T>> for Output<T> {
     /// An output without log-sum-exps.

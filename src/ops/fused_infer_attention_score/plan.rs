@@ -7,10 +7,10 @@ use ascend_spec::ops::fused_infer_attention_score::{Argument, ContentBounds, Fia
 use ascend_spec::{Layout, TensorDesc};
 
 use crate::case_file::LiveCall;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{Addressed, EntryPoints, PreparedCall, Tensors, addressed, reach};
-use crate::ops::operation::{self, Operation, Sealed, new_output, record_refusal};
+use crate::ops::operation::{self, Operation, Sealed, record_refusal};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck, Stream};
 use crate::tensor::AnyTensor;
 
@@ -79,16 +79,7 @@ impl Operation for AttentionOperation {
     type Parameter = Parameter;
 
     fn output<T: Element>(&self, plan: &Plan) -> Result<Output<T>> {
-        let (attention, lse) = (Parameter::AttentionOut, Parameter::SoftmaxLse);
-        let Some(desc) = plan.desc(attention) else {
-            return Err(Error::invalid(attention.name(), "none", "an output"));
-        };
-        let softmax_lse = plan.desc(lse);
-        let softmax_lse = softmax_lse.map(|desc| new_output(plan.context(), lse.name(), desc));
-        Ok(Output {
-            attention: new_output(plan.context(), attention.name(), desc)?,
-            softmax_lse: softmax_lse.transpose()?,
-        })
+        plan.new_outputs(&[Parameter::AttentionOut, Parameter::SoftmaxLse])
     }
 
     fn launch<T: Element>(

@@ -5,9 +5,10 @@
 //! queues its call and does nothing else is a [`PlainCall`]. Each operator has a name for its plans, such as
 //! [`attention::Plan`](crate::attention::Plan) or [`FlashPlan`](crate::flash::FlashPlan).
 
+mod outputs;
 mod plain_call;
 
-pub(crate) use plain_call::{OutputTensors, Outputs, PlannedOutputs, outputs};
+pub(crate) use outputs::{OutputTensors, Outputs, PlannedOutputs, new_output, outputs};
 pub use plain_call::{PlainCall, PlainOperation};
 
 use std::cell::RefCell;
@@ -23,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::memory::Element;
 use crate::operator::{EntryPoints, Parameter, PreparedCall, Tensors};
 use crate::runtime::{Context, LaunchQueue, Queue, ReplayCheck, Stream};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::tensor::AnyTensor;
 
 /// Keeps others from implementing [`Operation`].
 pub(crate) trait Sealed {}
@@ -204,6 +205,12 @@ impl<O: Operation> Plan<O> {
         self.operation.output(self)
     }
 
+    /// New tensors for these outputs, in the order of `R`. Their content is unspecified.
+    pub(crate) fn new_outputs<R: Outputs>(&self, outputs: &[O::Parameter]) -> Result<R> {
+        let mut planned = outputs.iter().map(|output| (output.noun(), self.call.desc(*output)));
+        R::new(&mut PlannedOutputs { context: self.context(), each: &mut planned })
+    }
+
     /// Queues the call with new output tensors. Returns at once; the output is there when the stream is synchronised,
     /// as [`Tensor::download`](crate::Tensor::download) does. The tensors may be dropped at once. `T` is the output's
     /// element type: that of the tensors that are given by their type, unless the inputs name another.
@@ -286,7 +293,7 @@ impl<O: Operation> Plan<O> {
     /// # Errors
     /// [`Error::Violation`](crate::Error::Violation) by a lint such as `pse_shift.finite` or `flash.pse_hidden_row`;
     /// [`PLAN_TENSORS`](crate::rules::PLAN_TENSORS) and [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) as for
-    /// [`Plan::launch_into`]; otherwise as for [`Tensor::download`].
+    /// [`Plan::launch_into`]; otherwise as for [`Tensor::download`](crate::Tensor::download).
     pub fn check_contents<'a, T: Element>(&self, stream: &Stream, inputs: impl Into<O::Inputs<'a, T>>) -> Result<()> {
         self.operation.check_contents(self, stream, &inputs.into())
     }
@@ -399,26 +406,6 @@ impl<O: Operation> fmt::Debug for Plan<O> {
         text.field("workspace_bytes", &self.workspace_bytes());
         text.finish_non_exhaustive()
     }
-}
-
-/// A new tensor for an output that a plan describes. `argument` is its name in errors.
-pub(crate) fn new_output<T: Element>(
-    context: &Arc<Context>,
-    argument: &'static str,
-    desc: TensorDesc,
-) -> Result<Tensor<T>> {
-    if desc.dtype != T::DTYPE {
-        return Err(Error::invalid(
-            argument,
-            format_args!("{} elements", T::DTYPE),
-            format_args!("{} elements, which the plan computes", desc.dtype),
-        )
-        .fix(
-            "launch with tensors of the planned type; attention whose output has another type than its query names it \
-              by `Inputs::output_type::<T>`",
-        ));
-    }
-    AnyTensor::empty(context, desc)?.typed()
 }
 
 /// The refusal of a call without a scale, whose heads have `dim` dimensions.

@@ -3,17 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use ascend_spec::TensorDesc;
 use ascend_spec::operator::DeclaredParameter;
 use smallvec::SmallVec;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Element;
 use crate::operator::{NamedTensors, Parameter};
-use crate::runtime::{Context, Queue, ReplayCheck, Stream};
-use crate::tensor::{AnyTensor, Tensor};
+use crate::runtime::{Queue, ReplayCheck, Stream};
+use crate::tensor::AnyTensor;
 
-use super::{Operation, Plan, Sealed, new_output};
+use super::{Operation, OutputTensors, Outputs, Plan, Sealed};
 
 /// The description of a call whose launch queues the call and does nothing else, such as
 /// [`LightningIndexer`](crate::indexer::LightningIndexer). Only this crate implements the trait.
@@ -57,108 +56,6 @@ pub trait PlainCall: Sealed {
     }
 }
 
-/// The tensors that a launch writes, in the order of [`PlainCall::OUTPUTS`].
-pub(crate) trait Outputs: Sized {
-    /// Makes new tensors as planned.
-    fn new(planned: &mut PlannedOutputs<'_>) -> Result<Self>;
-
-    /// Adds each tensor, or `None` where there is none.
-    fn list<'t>(&'t self, tensors: &mut OutputTensors<'t>);
-}
-
-/// As many as an operator has fit without an allocation.
-pub(crate) type OutputTensors<'t> = SmallVec<[Option<&'t AnyTensor>; 4]>;
-
-/// The names and descriptions of a plan's outputs, which are made in the order of [`PlainCall::OUTPUTS`].
-pub(crate) struct PlannedOutputs<'p> {
-    context: &'p Arc<Context>,
-    each: &'p mut dyn Iterator<Item = (&'static str, Option<TensorDesc>)>,
-}
-
-impl PlannedOutputs<'_> {
-    /// Makes the next output by `make`, unless the plan has none.
-    fn made<R>(
-        &mut self,
-        make: impl FnOnce(&Arc<Context>, &'static str, TensorDesc) -> Result<R>,
-    ) -> Result<Option<R>> {
-        match self.each.next() {
-            Some((name, Some(desc))) => make(self.context, name, desc).map(Some),
-            _ => Ok(None),
-        }
-    }
-}
-
-impl Outputs for () {
-    fn new(_: &mut PlannedOutputs<'_>) -> Result<Self> {
-        Ok(())
-    }
-
-    fn list<'t>(&'t self, _: &mut OutputTensors<'t>) {}
-}
-
-impl<T: Element> Outputs for Option<Tensor<T>> {
-    fn new(planned: &mut PlannedOutputs<'_>) -> Result<Self> {
-        planned.made(new_output)
-    }
-
-    fn list<'t>(&'t self, tensors: &mut OutputTensors<'t>) {
-        tensors.push(self.as_deref());
-    }
-}
-
-impl<T: Element> Outputs for Tensor<T> {
-    fn new(planned: &mut PlannedOutputs<'_>) -> Result<Self> {
-        planned.made(new_output)?.ok_or_else(no_output)
-    }
-
-    fn list<'t>(&'t self, tensors: &mut OutputTensors<'t>) {
-        tensors.push(Some(self));
-    }
-}
-
-impl Outputs for AnyTensor {
-    fn new(planned: &mut PlannedOutputs<'_>) -> Result<Self> {
-        planned.made(|context, _, desc| AnyTensor::empty(context, desc))?.ok_or_else(no_output)
-    }
-
-    fn list<'t>(&'t self, tensors: &mut OutputTensors<'t>) {
-        tensors.push(Some(self));
-    }
-}
-
-impl<A: Outputs, B: Outputs> Outputs for (A, B) {
-    fn new(planned: &mut PlannedOutputs<'_>) -> Result<Self> {
-        Ok((Outputs::new(planned)?, Outputs::new(planned)?))
-    }
-
-    fn list<'t>(&'t self, tensors: &mut OutputTensors<'t>) {
-        self.0.list(tensors);
-        self.1.list(tensors);
-    }
-}
-
-/// Makes a struct [`Outputs`]: those of its fields, in this order.
-macro_rules! outputs {
-    ($output:ident { $($field:ident),* }) => {
-        impl<T: Element> $crate::ops::operation::Outputs for $output<T> {
-            fn new(planned: &mut $crate::ops::operation::PlannedOutputs<'_>) -> Result<Self> {
-                Ok(Self { $($field: $crate::ops::operation::Outputs::new(planned)?,)* })
-            }
-
-            fn list<'t>(&'t self, tensors: &mut $crate::ops::operation::OutputTensors<'t>) {
-                $(self.$field.list(tensors);)*
-            }
-        }
-    };
-}
-
-pub(crate) use outputs;
-
-#[cold]
-fn no_output() -> Error {
-    Error::invalid("output", "none", "an output that the plan has")
-}
-
 /// An operator with such a description, as its plans know it: what they keep, and their checks of numbers.
 pub struct PlainOperation<D: PlainCall> {
     kept: D::Kept,
@@ -187,8 +84,7 @@ impl<D: PlainCall> Operation for PlainOperation<D> {
     const MAKES_OUTPUT: bool = !D::OUTPUTS.is_empty();
 
     fn output<T: Element>(&self, plan: &Plan<Self>) -> Result<D::Output<T>> {
-        let mut planned = D::OUTPUTS.iter().map(|output| (output.info().name, plan.call().desc(*output)));
-        Outputs::new(&mut PlannedOutputs { context: plan.context(), each: &mut planned })
+        plan.new_outputs(D::OUTPUTS)
     }
 
     fn launch<T: Element>(
