@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use ascend_spec::declared::AnyArguments;
-use ascend_spec::operator::{ArgumentList, DeclaredVersion};
+use ascend_spec::operator::{ArgumentList, DeclaredParameter, DeclaredVersion};
 use ascend_spec::{OperatorVersion, TensorDesc};
 use ascend_sys::bindings::{self as sys, aclOpExecutor};
 use ascend_sys::{Api, Library, MissingSymbol};
@@ -69,6 +69,19 @@ pub(crate) unsafe trait EntryPoints: ArgumentList<Parameter: Parameter, Tensor =
             }
             Ok(())
         });
+    }
+
+    /// Refuses a device whose CANN lacks a version, and inputs of a call that are on another device. `instead` is the
+    /// advice for the former.
+    fn admit<'a>(
+        version: Self::Version,
+        context: &Arc<Context>,
+        instead: &'static str,
+        inputs: impl IntoIterator<Item = (Self::Parameter, &'a AnyTensor)>,
+    ) -> Result<()> {
+        Self::phases(version).required(context.runtime().api(), version.info(), instead)?;
+        let mut inputs = inputs.into_iter();
+        inputs.try_for_each(|(parameter, input)| input.on(parameter.info().name, context))
     }
 
     /// Finds the first of the versions that are `able` to express a call, oldest first, that is installed. The error
@@ -224,19 +237,6 @@ impl Phases {
             since: operator.since_cann(),
             instead,
         })
-    }
-
-    /// Refuses a device whose CANN lacks the operator, and inputs of a call that are on another device.
-    pub(crate) fn admit<'a, P: Parameter>(
-        &self,
-        context: &Arc<Context>,
-        operator: OperatorVersion,
-        instead: &'static str,
-        inputs: impl IntoIterator<Item = (P, &'a AnyTensor)>,
-    ) -> Result<()> {
-        self.required(context.runtime().api(), operator, instead)?;
-        let mut inputs = inputs.into_iter();
-        inputs.try_for_each(|(parameter, input)| input.on(parameter.info().name, context))
     }
 }
 

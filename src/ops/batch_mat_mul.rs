@@ -110,7 +110,7 @@ impl BatchMatMul {
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
     pub fn plan<T: Element>(&self, (self_, mat2): (&Tensor<T>, &Tensor<T>)) -> Result<BatchMatMulPlan> {
         let context = self_.memory().context();
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs((self_, mat2)))?;
+        BatchMatMulCall::admit(Version::V1, context, INSTEAD, inputs((self_, mat2)))?;
         let tensors: NamedTensors<'_, _> = inputs((self_, mat2)).into_iter().collect();
         let mut call = BatchMatMulCall { cube_math_type: self.cube_math_type.acl(), ..BatchMatMulCall::default() };
         call.describe(&tensors);

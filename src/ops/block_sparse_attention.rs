@@ -14,7 +14,7 @@ use ascend_spec::{Layout, Soc, TensorDesc, Tile, Visibility, block_sparse_attent
 use crate::error::{Error, Result};
 use crate::mask;
 use crate::memory::Element;
-use crate::operator::{AllowedLints, NamedTensors, entry_points, lints_of, phase_one};
+use crate::operator::{AllowedLints, EntryPoints, NamedTensors, entry_points, lints_of, phase_one};
 use crate::ops::operation::{self, PlainCall, PlainOperation, Sealed, outputs};
 use crate::runtime::{Context, Stream};
 use crate::tensor::{AnyTensor, Tensor};
@@ -134,7 +134,7 @@ impl BlockSparseAttention {
     pub fn plan<'a, T: Element>(&self, inputs: impl Into<BlockSparseInputs<'a, T>>) -> Result<BlockSparsePlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
+        BlockSparseCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
         let given = self.call(context, inputs.each().map(|(_, input)| *input.desc()))?;
         let (out, lse) = given.outputs().unzip();
         let call = BlockSparseCall { attention_out: out, softmax_lse: lse.flatten(), ..given };

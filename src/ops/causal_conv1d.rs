@@ -278,7 +278,7 @@ impl CausalConv1d {
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
+        CausalConvCall::admit(Version::V1, context, INSTEAD, tensors.iter().copied())?;
         vouched_for(context.runtime())?;
         let mut call = CausalConvCall {
             activation_mode: i64::from(self.silu),

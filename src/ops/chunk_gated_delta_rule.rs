@@ -96,7 +96,7 @@ impl ChunkGatedDeltaRule {
         let inputs = inputs.into();
         let tensors = inputs.tensors;
         let context = tensors.query.memory().context();
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
+        ChunkDeltaCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
         inputs.check_decays()?;
         sequences.on(context, false)?;
         let launch: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();

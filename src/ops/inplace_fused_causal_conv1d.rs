@@ -1,7 +1,7 @@
 //! InplaceFusedCausalConv1d: FusedCausalConv1d that writes its outputs to the rows.
 
 use ascend_spec::inplace_fused_causal_conv1d_arguments;
-use ascend_spec::ops::fused_causal_conv1d;
+use ascend_spec::ops::fused_causal_conv1d::{self, rules};
 use ascend_spec::ops::inplace_fused_causal_conv1d::{InplaceFusedConvCall, Parameter, Version};
 
 use crate::error::Result;
@@ -49,12 +49,7 @@ impl InplaceFusedCausalConv1d {
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
-        phases_of(Version::V1).admit(
-            context,
-            Version::V1.info(),
-            fused_causal_conv1d::rules::PRODUCT.fix,
-            tensors.iter().copied(),
-        )?;
+        InplaceFusedConvCall::admit(Version::V1, context, rules::PRODUCT.fix, tensors.iter().copied())?;
         let mut call = InplaceFusedConvCall::from(rule.call(sequences, &inputs)?);
         call.describe(&tensors);
         InplaceFusedConvPlan::of_call((&call, Version::V1), inputs.x, &tensors, || {

@@ -90,7 +90,7 @@ impl NsaCompress {
     ) -> Result<NsaCompressPlan> {
         let context = input.memory().context();
         let tensors: NamedTensors<'_, _> = inputs((input, weight)).into_iter().collect();
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, tensors.iter().copied())?;
+        NsaCompressCall::admit(Version::V1, context, INSTEAD, tensors.iter().copied())?;
         let mut end = 0i64;
         let ends = lengths.iter().map(|&length| {
             end = end.saturating_add(i64::try_from(length).unwrap_or(i64::MAX));

@@ -126,7 +126,7 @@ impl NsaCompressAttentionInfer {
     ) -> Result<NsaCompressAttentionPlan> {
         let (query, key, _) = tensors;
         let context = query.memory().context();
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs(tensors))?;
+        NsaCompressAttentionCall::admit(Version::V1, context, INSTEAD, inputs(tensors))?;
         sequences.on(context)?;
         let ([queries, compressed], fixed) = sequences.lengths()?;
         let [block, stride, select, count] = self.sizes;

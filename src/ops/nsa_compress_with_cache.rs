@@ -102,7 +102,7 @@ impl NsaCompressWithCache {
         let inputs = inputs.into();
         let input = inputs.input;
         let context = input.memory().context();
-        phases_of(Version::V1).admit(context, Version::V1.info(), INSTEAD, inputs.each())?;
+        NsaCompressCacheCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
         sequences.on(context)?;
         if sequences.block_table().is_none() && sequences.layouts()[1] != "TND" {
             return Err(Error::invalid("sequences", "padded sequences", "packed ones, or keys in a paged cache")
