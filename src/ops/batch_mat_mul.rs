@@ -108,10 +108,11 @@ impl BatchMatMul {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for tensors of different devices or products that memory
     /// cannot hold. After that [`Error::Aclnn`], should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnBatchMatMulGetWorkspaceSize")]
-    pub fn plan<T: Element>(&self, (self_, mat2): (&Tensor<T>, &Tensor<T>)) -> Result<BatchMatMulPlan> {
+    pub fn plan<T: Element>(&self, factors: (&Tensor<T>, &Tensor<T>)) -> Result<BatchMatMulPlan> {
+        let (self_, mat2) = factors;
         let context = self_.memory().context();
-        BatchMatMulCall::admit(Version::V1, context, INSTEAD, inputs((self_, mat2)))?;
-        let tensors: NamedTensors<'_, _> = inputs((self_, mat2)).into_iter().collect();
+        let tensors: NamedTensors<'_, _> = Self::tensors(&(), &factors).collect();
+        BatchMatMulCall::admit(Version::V1, context, INSTEAD, tensors.iter().copied())?;
         let mut call = BatchMatMulCall { cube_math_type: self.cube_math_type.acl(), ..BatchMatMulCall::default() };
         call.describe(&tensors);
         let Some(out) = call.implied_out() else {
@@ -137,11 +138,6 @@ impl BatchMatMul {
 /// A launch reads the pair of both factors, and writes the products to a contiguous tensor `[max(A, B), M, N]`.
 pub type BatchMatMulPlan = operation::Plan<PlainOperation<BatchMatMul>>;
 
-/// Both factors as arguments.
-fn inputs<'a, T: Element>((self_, mat2): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
-    [(Parameter::SelfMatrices, self_), (Parameter::Mat2, mat2)]
-}
-
 impl Sealed for BatchMatMul {}
 
 impl PlainCall for BatchMatMul {
@@ -153,8 +149,9 @@ impl PlainCall for BatchMatMul {
 
     fn tensors<'t, 'i: 't, T: Element>(
         (): &'t (),
-        &factors: &'t (&'i Tensor<T>, &'i Tensor<T>),
+        (self_, mat2): &'t (&'i Tensor<T>, &'i Tensor<T>),
     ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
-        inputs(factors).into_iter()
+        let factors: [(_, &AnyTensor); 2] = [(Parameter::SelfMatrices, self_), (Parameter::Mat2, mat2)];
+        factors.into_iter()
     }
 }

@@ -83,13 +83,10 @@ impl NsaCompress {
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for tensors of different devices. After that
     /// [`Error::Aclnn`](crate::Error::Aclnn), should the operator refuse the call nevertheless.
     #[doc(alias = "aclnnNsaCompressGetWorkspaceSize")]
-    pub fn plan<T: Element>(
-        &self,
-        lengths: &[usize],
-        (input, weight): (&Tensor<T>, &Tensor<T>),
-    ) -> Result<NsaCompressPlan> {
+    pub fn plan<T: Element>(&self, lengths: &[usize], inputs: (&Tensor<T>, &Tensor<T>)) -> Result<NsaCompressPlan> {
+        let (input, _) = inputs;
         let context = input.memory().context();
-        let tensors: NamedTensors<'_, _> = inputs((input, weight)).into_iter().collect();
+        let tensors: NamedTensors<'_, _> = Self::tensors(&(), &inputs).collect();
         NsaCompressCall::admit(Version::V1, context, INSTEAD, tensors.iter().copied())?;
         let mut end = 0i64;
         let ends = lengths.iter().map(|&length| {
@@ -121,11 +118,6 @@ impl NsaCompress {
     }
 }
 
-/// Tokens and weights as arguments.
-fn inputs<'a, T: Element>((input, weight): (&'a Tensor<T>, &'a Tensor<T>)) -> [(Parameter, &'a AnyTensor); 2] {
-    [(Parameter::Input, input), (Parameter::Weight, weight)]
-}
-
 /// A call of NsaCompress that was checked and prepared. From [`NsaCompress::plan`].
 ///
 /// A launch reads the pair of tokens and weights, and writes the compressed tokens of all sequences, one after the
@@ -143,8 +135,9 @@ impl PlainCall for NsaCompress {
 
     fn tensors<'t, 'i: 't, T: Element>(
         (): &'t (),
-        &tensors: &'t (&'i Tensor<T>, &'i Tensor<T>),
+        (input, weight): &'t (&'i Tensor<T>, &'i Tensor<T>),
     ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
-        inputs(tensors).into_iter()
+        let inputs: [(_, &AnyTensor); 2] = [(Parameter::Input, input), (Parameter::Weight, weight)];
+        inputs.into_iter()
     }
 }
