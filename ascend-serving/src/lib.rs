@@ -148,9 +148,9 @@ pub use drafts::{
     TreeStep, TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendComparison, BackendDeviation, BackendTrial,
-    CacheAccuracy, ConvolutionGraphTensors, ConvolutionInputs, CrossAttention, CrossStep, EncoderAttention, Encoding,
-    LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck, RangeFinding, ServedStep, Step, StepComparison,
+    Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendDeviation,
+    ConvolutionGraphTensors, ConvolutionInputs, CrossAttention, CrossStep, Deviation, EncoderAttention, Encoding,
+    LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck, RangeFinding, Step, StepComparison,
     compare_backends, compare_caches,
 };
 pub use error::{Error, Result};

@@ -1,11 +1,9 @@
 //! A dense layer and one that leaves out the middle, run with the same numbers.
 
-#![allow(clippy::arithmetic_side_effects, reason = "places are counted in tensors that exist")]
-
 use std::time::Instant;
 
 use ascend_attention::{Number, Stream, Tensor};
-use ascend_serving::Result;
+use ascend_serving::{Deviation, Result};
 
 use crate::prefill::{TrianglePlan, TrianglePrefill};
 use crate::rows::BlockSparseUse;
@@ -23,54 +21,10 @@ pub struct LayerComparison {
     pub block_sparse_seconds: Option<f64>,
     /// Runs of each layer.
     pub runs: usize,
-    /// How far the outputs of the dense layer and of the one that leaves out the middle differ.
-    pub difference: OutputDifference,
+    /// How far the outputs of the layer that leaves out the middle, `[tokens, N, D]`, are from those of the dense one.
+    pub difference: Deviation,
     /// How far the outputs that leave out the middle differ between stock and block-sparse calls, which is by rounding.
-    pub block_sparse_difference: Option<OutputDifference>,
-}
-
-/// How far the outputs of two layers differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct OutputDifference {
-    /// The largest difference.
-    pub largest: f64,
-    /// Row, head and element of the largest difference.
-    pub place: [usize; 3],
-    /// The mean difference.
-    pub mean: f64,
-    /// The root of the sum of squared differences, relative to that of the first outputs.
-    pub relative: f64,
-    /// Number of elements that are not finite in one of the outputs.
-    pub not_finite: usize,
-}
-
-impl OutputDifference {
-    fn new<T: Number>(first: &[T], second: &[T], heads: usize, dim: usize) -> Self {
-        let mut all = Self::default();
-        let (mut sum, mut squares, mut size, mut count) = (0.0, 0.0, 0.0, 0usize);
-        for (at, (a, b)) in first.iter().zip(second).enumerate() {
-            let (a, b) = (a.to_f64(), b.to_f64());
-            let difference = (a - b).abs();
-            if !difference.is_finite() {
-                all.not_finite += 1;
-                continue;
-            }
-            if difference > all.largest {
-                all.largest = difference;
-                all.place = [at / dim / heads, at / dim % heads, at % dim];
-            }
-            sum += difference;
-            squares += difference * difference;
-            size += a * a;
-            count += 1;
-        }
-        all.mean = sum / count.max(1) as f64;
-        if size > 0.0 {
-            all.relative = (squares / size).sqrt();
-        }
-        all
-    }
+    pub block_sparse_difference: Option<Deviation>,
 }
 
 impl TrianglePrefill {
@@ -115,15 +69,18 @@ impl TrianglePrefill {
         }
         let [dense, triangle] = [outputs[0].download(stream)?, outputs[1].download(stream)?];
         let block_sparse_output = block_sparse_output.map(|(_, output)| output.download(stream)).transpose()?;
-        let (heads, dim) = (self.shape.heads, self.shape.head_dim);
+        let deviation = |reference: &[T], others: &[T]| {
+            let mut deviation = Deviation::default();
+            deviation.add(reference, others);
+            deviation
+        };
         Ok(LayerComparison {
             dense_seconds: median(dense_seconds),
             triangle_seconds: median(triangle_seconds),
             block_sparse_seconds: block_sparse.map(|_| median(block_sparse_seconds)),
             runs,
-            difference: OutputDifference::new(&dense, &triangle, heads, dim),
-            block_sparse_difference: block_sparse_output
-                .map(|output| OutputDifference::new(&triangle, &output, heads, dim)),
+            difference: deviation(&dense, &triangle),
+            block_sparse_difference: block_sparse_output.map(|output| deviation(&triangle, &output)),
         })
     }
 }

@@ -34,7 +34,7 @@ mod sample;
 mod weight_gradient;
 
 pub use backend::TriangleMixBackend;
-pub use comparison::{LayerComparison, OutputDifference};
+pub use comparison::LayerComparison;
 pub use cost::TriangleCost;
 pub use forecast::TriangleForecast;
 pub use layers::TriangleLayers;

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use ascend_attention::spec::ops::fused_infer_attention_score::Cache;
 use ascend_attention::{Number, Stream, Violation, bf16, f16};
+use ascend_serving::kv::{CacheShape, PagedKvCache};
 use ascend_serving::{
-    AttentionShape, BackendComparison, BackendTrial, Backends, LayerMask, RecordedBatch, compare_backends,
+    Attention, AttentionShape, Backends, BatchSettings, LayerMask, RecordedBatch, StepComparison, compare_backends,
 };
 use clap::ValueEnum;
 
@@ -53,7 +54,7 @@ pub(super) struct Arguments {
     /// The mask of every step, in the place of the recorded one: bidirectional, causal, window:KEYS, chunk:TOKENS,
     /// prefix:KEYS or sinks:SINKS:KEYS; the last two are for named_mask
     #[arg(long, value_name = "MASK", value_parser = mask)]
-    mask: Option<LayerMask>,
+    mask: Option<String>,
     /// Element type
     #[arg(long, value_enum, default_value_t)]
     dtype: Half,
@@ -85,9 +86,10 @@ fn of_first_side() -> String {
     format!("Backends of the first side, divided by commas, in the order in which they are tried: {known}")
 }
 
-/// Reads a mask by its name and parameters.
-fn mask(text: &str) -> Result<LayerMask, String> {
-    text.parse().map_err(|refused: Violation| refused.allowed)
+/// Reads the name and parameters of a mask.
+fn mask(text: &str) -> Result<String, String> {
+    let read = text.parse::<LayerMask>();
+    read.map(|_| text.to_owned()).map_err(|refused: Violation| refused.allowed)
 }
 
 /// Parses a distance that elements may be apart.
@@ -117,42 +119,49 @@ pub(super) fn run(arguments: &Arguments, output: &mut Output) -> Result<ExitCode
             if json.trim().is_empty() {
                 continue;
             }
-            steps.push(
-                RecordedBatch::from_json(json)
-                    .map_err(|error| Stop::Trouble(format!("{}:{}: {error}", file.display(), line + 1)))?,
-            );
+            let step = RecordedBatch::from_json(json).and_then(|step| match &arguments.mask {
+                Some(mask) => step.masked(mask),
+                None => Ok(step),
+            });
+            let wrong = |error| Stop::Trouble(format!("{}:{}: {error}", file.display(), line + 1));
+            steps.push(step.map_err(wrong)?);
         }
     }
+    let Some(RecordedBatch { settings, .. }) = steps.first() else {
+        return Err(Stop::Trouble("the files have no steps: record at least one".into()));
+    };
     let stream = arguments.device.stream()?;
     let platform = DeviceReport::of(&stream);
     if !arguments.json {
         output.line(&platform)?;
     }
     let found = match arguments.dtype {
-        Half::F16 => compare::<f16>(arguments, &stream, &steps),
-        Half::Bf16 => compare::<bf16>(arguments, &stream, &steps),
+        Half::F16 => compare::<f16>(arguments, &stream, settings, &steps),
+        Half::Bf16 => compare::<bf16>(arguments, &stream, settings, &steps),
     };
     let found = found.map_err(|error| Stop::Trouble(error.to_string()))?;
-    for (at, step) in found.steps.iter().enumerate() {
+    for (at, step) in found.iter().enumerate() {
         match arguments.json {
             true => output.line(report::step_json(at, step))?,
             false => output.line(report::step_text(at, step))?,
         }
     }
+    let sums = report::Sums::of(&found);
     match arguments.json {
-        true => output.line(platform.summary(report::sum_json(&found)))?,
-        false => output.line(report::sum_text(&found))?,
+        true => output.line(platform.summary(sums.json()))?,
+        false => output.line(sums.text())?,
     }
-    let far = |most: f64| found.furthest().is_some_and(|at| at.distance > most);
-    let wrong = found.elements() == 0 || arguments.most.is_some_and(far);
+    let far = |most: f64| sums.furthest.is_some_and(|(_, furthest)| furthest.distance > most);
+    let wrong = sums.elements == 0 || arguments.most.is_some_and(far);
     Ok(ExitCode::from(u8::from(wrong)))
 }
 
 fn compare<T: Number>(
     arguments: &Arguments,
     stream: &Stream,
+    settings: &BatchSettings,
     steps: &[RecordedBatch],
-) -> ascend_serving::Result<BackendComparison> {
+) -> ascend_serving::Result<Vec<StepComparison>> {
     let Arguments { heads, head_dim, .. } = *arguments;
     let kv_heads = arguments.kv_heads.unwrap_or(heads);
     let shape = AttentionShape::new(heads, kv_heads, head_dim);
@@ -161,11 +170,12 @@ fn compare<T: Number>(
         Format::Bnnbsd => Cache::BnNBsD,
         Format::Nz => Cache::Nz,
     };
-    let trial = BackendTrial::new(shape, arguments.layers).seed(arguments.seed).runs(arguments.runs).format(format);
-    let trial = match &arguments.mask {
-        Some(mask) => trial.mask(mask.clone()),
-        None => trial,
+    let cache_shape = CacheShape::new(arguments.layers, kv_heads, head_dim).format(format);
+    let attention = |names: &str| -> ascend_serving::Result<_> {
+        let (blocks, block_size) = (settings.blocks(), settings.block_size());
+        let cache = PagedKvCache::<T>::new(stream.device(), blocks, block_size, cache_shape, settings.pad())?;
+        Ok(Attention::new(shape, cache, names.parse::<Backends<T>>()?))
     };
-    let [first, second] = [&arguments.first, &arguments.second].map(|names| names.parse::<Backends<T>>());
-    compare_backends(stream, &trial, [first?, second?], steps)
+    let (mut first, mut second) = (attention(&arguments.first)?, attention(&arguments.second)?);
+    compare_backends(stream, [&mut first, &mut second], steps, arguments.seed, arguments.runs)
 }

@@ -2,21 +2,76 @@
 
 use std::time::Duration;
 
-use ascend_serving::{BackendComparison, BackendDeviation, ServedStep, StepComparison};
+use ascend_serving::{BackendDeviation, StepComparison};
 use serde_json::{Value, json};
 
 use crate::report::{counted, number};
 
+/// The sums of all steps.
+pub(super) struct Sums<'a> {
+    steps: usize,
+    compared: usize,
+    /// The times of both sides for the steps that both served.
+    times: [Duration; 2],
+    /// Elements compared.
+    pub(super) elements: usize,
+    equal: usize,
+    /// The first of the elements that are furthest apart, and its step.
+    pub(super) furthest: Option<(usize, &'a BackendDeviation)>,
+}
+
+impl<'a> Sums<'a> {
+    pub(super) fn of(found: &'a [StepComparison]) -> Self {
+        let served = |step: &&StepComparison| step.backends.iter().all(Result::is_ok);
+        let furthest = found.iter().enumerate().filter_map(|(at, step)| Some((at, step.furthest.as_ref()?)));
+        Self {
+            steps: found.len(),
+            compared: found.iter().filter(|step| step.deviation.elements > 0).count(),
+            times: [0, 1].map(|side| found.iter().filter(served).map(|step| step.times[side]).sum()),
+            elements: found.iter().map(|step| step.deviation.elements).sum(),
+            equal: found.iter().map(|step| step.deviation.equal).sum(),
+            furthest: furthest.reduce(|most, next| if next.1.distance > most.1.distance { next } else { most }),
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let [first, second] = self.times.map(milliseconds);
+        let share = match self.elements {
+            0 => "nothing was compared".to_owned(),
+            elements => format!("{:.2} % of {elements} elements equal", self.equal as f64 / elements as f64 * 100.0),
+        };
+        let mut line = format!(
+            "{}, {} compared in {first} and {second}: {share}",
+            counted(self.steps, "step", "steps"),
+            self.compared
+        );
+        if let Some((step, furthest)) = self.furthest {
+            line += &format!("; furthest apart in step {step} by {}", place(furthest));
+        }
+        line
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "steps": self.steps,
+            "compared": self.compared,
+            "ms": self.times.map(in_milliseconds),
+            "elements": self.elements,
+            "equal": self.equal,
+            "furthest": self.furthest.map(|(step, furthest)| place_json(step, furthest)),
+        })
+    }
+}
+
 pub(super) fn step_text(at: usize, step: &StepComparison) -> String {
-    let side = |side: &ascend_serving::Result<ServedStep>| match side {
-        Ok(served) => format!("{} {}", served.backend, milliseconds(served.time)),
+    let side = |side: usize| match &step.backends[side] {
+        Ok(backend) => format!("{backend} {}", milliseconds(step.times[side])),
         Err(why) => format!("refused ({why})"),
     };
-    let [first, second] = &step.sides;
-    let mut line = format!("step {at}, {:?}: {} and {}: ", step.state, side(first), side(second));
-    line += &match step.elements {
+    let mut line = format!("step {at}, {:?}: {} and {}: ", step.state, side(0), side(1));
+    line += &match step.deviation.elements {
         0 => "not compared".to_owned(),
-        elements => format!("{} of {} equal", step.equal, counted(elements, "element", "elements")),
+        elements => format!("{} of {} equal", step.deviation.equal, counted(elements, "element", "elements")),
     };
     if let Some(furthest) = &step.furthest {
         line += &format!("; furthest apart by {}", place(furthest));
@@ -24,52 +79,19 @@ pub(super) fn step_text(at: usize, step: &StepComparison) -> String {
     line
 }
 
-pub(super) fn sum_text(found: &BackendComparison) -> String {
-    let [first, second] = found.times().map(milliseconds);
-    let share = match found.equal_share() {
-        Some(share) => format!("{:.2} % of {} elements equal", share * 100.0, found.elements()),
-        None => "nothing was compared".to_owned(),
-    };
-    let mut line = format!(
-        "{}, {} compared in {first} and {second}: {share}",
-        counted(found.steps.len(), "step", "steps"),
-        compared(found)
-    );
-    if let Some(furthest) = found.furthest() {
-        line += &format!("; furthest apart in step {} by {}", furthest.step, place(furthest));
-    }
-    line
-}
-
 pub(super) fn step_json(at: usize, step: &StepComparison) -> Value {
-    let side = |side: &ascend_serving::Result<ServedStep>| match side {
-        Ok(served) => json!({ "backend": served.backend, "ms": in_milliseconds(served.time) }),
+    let side = |side: usize| match &step.backends[side] {
+        Ok(backend) => json!({ "backend": backend, "ms": in_milliseconds(step.times[side]) }),
         Err(why) => json!({ "refused": why.to_string() }),
     };
     json!({
         "step": at,
         "state": format!("{:?}", step.state),
-        "sides": step.sides.iter().map(side).collect::<Vec<_>>(),
-        "elements": step.elements,
-        "equal": step.equal,
-        "furthest": step.furthest.as_ref().map(place_json),
+        "sides": [side(0), side(1)],
+        "elements": step.deviation.elements,
+        "equal": step.deviation.equal,
+        "furthest": step.furthest.as_ref().map(|furthest| place_json(at, furthest)),
     })
-}
-
-pub(super) fn sum_json(found: &BackendComparison) -> Value {
-    json!({
-        "steps": found.steps.len(),
-        "compared": compared(found),
-        "ms": found.times().map(in_milliseconds),
-        "elements": found.elements(),
-        "equal": found.equal(),
-        "furthest": found.furthest().map(place_json),
-    })
-}
-
-fn compared(found: &BackendComparison) -> usize {
-    let steps = found.steps.iter();
-    steps.filter(|step| step.elements > 0).count()
 }
 
 fn place(deviation: &BackendDeviation) -> String {
@@ -80,9 +102,9 @@ fn place(deviation: &BackendDeviation) -> String {
     )
 }
 
-fn place_json(deviation: &BackendDeviation) -> Value {
+fn place_json(step: usize, deviation: &BackendDeviation) -> Value {
     json!({
-        "step": deviation.step,
+        "step": step,
         "layer": deviation.layer,
         "request": deviation.request,
         "token": deviation.token,

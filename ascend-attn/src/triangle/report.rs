@@ -3,12 +3,14 @@
 use ascend_attention::Platform;
 use ascend_attention::blockwise::SIDE;
 use ascend_attention::spec::geometry::BlockCounts;
-use ascend_trianglemix::{OutputDifference, PresetSource, TriangleForecast, TrianglePreset};
+use ascend_serving::{AttentionShape, Deviation};
+use ascend_trianglemix::{PresetSource, TriangleForecast, TrianglePreset};
 use serde_json::{Value, json};
 
 use super::Findings;
 use super::measure::Measured;
 use crate::platform::DeviceReport;
+use crate::report::number;
 
 /// The lines of the text form.
 pub(super) fn text(findings: &Findings) -> Vec<String> {
@@ -86,11 +88,13 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
                 layers.runs
             ));
             let difference = &layers.difference;
-            let [row, head, element] = difference.place;
+            let [row, head, element] = place(forecast.shape, difference);
             lines.push(format!(
                 "outputs differ by at most {:.3e} (row {row}, head {head}, element {element}), {:.3e} in the mean, \
                  {:.3e} of their size",
-                difference.largest, difference.mean, difference.relative
+                difference.largest,
+                difference.mean(),
+                difference.relative()
             ));
             if difference.not_finite > 0 {
                 lines.push(format!("{} elements are not finite", difference.not_finite));
@@ -98,7 +102,8 @@ pub(super) fn text(findings: &Findings) -> Vec<String> {
             if let Some(difference) = &layers.block_sparse_difference {
                 lines.push(format!(
                     "outputs of stock and block-sparse calls differ by at most {:.3e}, {:.3e} in the mean",
-                    difference.largest, difference.mean
+                    difference.largest,
+                    difference.mean()
                 ));
             }
             if let Some(mass) = measured.mass {
@@ -169,14 +174,15 @@ pub(super) fn json(findings: &Findings) -> String {
             "empty": exact(counts.empty),
         })
     };
-    let differs = |difference: &OutputDifference| {
+    let differs = |difference: &Deviation| {
+        let [row, head, element] = place(shape, difference);
         json!({
-            "largest": difference.largest,
-            "row": difference.place[0],
-            "head": difference.place[1],
-            "element": difference.place[2],
-            "mean": difference.mean,
-            "relative": difference.relative,
+            "largest": number(difference.largest),
+            "row": row,
+            "head": head,
+            "element": element,
+            "mean": difference.mean(),
+            "relative": difference.relative(),
             "not_finite": difference.not_finite,
         })
     };
@@ -247,6 +253,12 @@ pub(super) fn json(findings: &Findings) -> String {
         object.extend(found);
     }
     object.to_string()
+}
+
+/// Row, head and element of the largest difference of two outputs.
+fn place(shape: AttentionShape, difference: &Deviation) -> [usize; 3] {
+    let vector = difference.at / shape.head_dim;
+    [vector / shape.heads, vector % shape.heads, difference.at % shape.head_dim]
 }
 
 /// A count as a JSON number: counts of prompts of any allowed length fit.

@@ -9,11 +9,11 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{BlockPool, PadPolicy};
+use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, Backend, BackendTrial, Backends, BatchRequest,
-    BatchSettings, Causality, Error, LayerMask, LayerTensors, RecordedBatch, Result, StepContext, StepMemory,
-    StepProgram, StepStage, compare_backends,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, Backend, BackendDeviation,
+    Backends, BatchRequest, BatchSettings, Causality, Error, LayerMask, LayerTensors, RecordedBatch, Result,
+    StepComparison, StepContext, StepMemory, StepProgram, StepStage, compare_backends, rules,
 };
 use proptest::prelude::*;
 
@@ -157,8 +157,32 @@ fn schedule(window: Option<usize>, mut lengths: [usize; 3], steps: &[[Option<usi
     recorded
 }
 
-fn trial(seed: u64) -> BackendTrial {
-    BackendTrial::new(shape(), 2).seed(seed)
+/// Compares the steps by two lists of backends, over caches of two layers.
+fn compare(
+    stream: &Stream,
+    (seed, runs): (u64, usize),
+    backends: [Backends<bf16>; 2],
+    steps: &[RecordedBatch],
+) -> Result<Vec<StepComparison>> {
+    let [mut first, mut second] = backends.map(|backends| attention(stream, backends));
+    compare_backends(stream, [&mut first, &mut second], steps, seed, runs)
+}
+
+fn attention(stream: &Stream, backends: Backends<bf16>) -> Attention<bf16> {
+    let cache = PagedKvCache::new(stream.device(), 12, BLOCK, CacheShape::new(2, 2, 64), PadPolicy::SkipNegative);
+    Attention::new(shape(), cache.unwrap(), backends)
+}
+
+/// Elements compared and equal in all steps.
+fn elements(found: &[StepComparison]) -> [usize; 2] {
+    let sum = |count: fn(&StepComparison) -> usize| found.iter().map(count).sum();
+    [sum(|step| step.deviation.elements), sum(|step| step.deviation.equal)]
+}
+
+/// The element that is furthest apart, and its step.
+fn furthest(found: &[StepComparison]) -> Option<(usize, BackendDeviation)> {
+    let each = found.iter().enumerate().filter_map(|(at, step)| Some((at, step.furthest?)));
+    each.max_by(|one, other| one.1.distance.total_cmp(&other.1.distance))
 }
 
 /// What a request has cached before the first step.
@@ -191,28 +215,29 @@ proptest! {
             _ => Backends::none().with(Backend::PagedDecode),
         };
         let dense = Backends::none().with(Dense::default());
-        let found = compare_backends(&stream, &trial(seed), [backends, dense], &steps).unwrap();
-        prop_assert_eq!(found.steps.len(), steps.len());
-        for (step, recorded) in found.steps.iter().zip(&steps) {
+        let found = compare(&stream, (seed, 1), [backends, dense], &steps).unwrap();
+        prop_assert_eq!(found.len(), steps.len());
+        for (step, recorded) in found.iter().zip(&steps) {
             let tokens: usize = recorded.requests().iter().map(|request| request.new).sum();
-            prop_assert_eq!(step.sides[1].as_ref().unwrap().backend, "dense");
-            match &step.sides[0] {
-                Ok(_) => prop_assert_eq!(step.elements, 2 * tokens * 4 * 64),
+            prop_assert_eq!(step.backends[1].as_ref().unwrap(), &"dense");
+            match &step.backends[0] {
+                Ok(_) => prop_assert_eq!(step.deviation.elements, 2 * tokens * 4 * 64),
                 Err(refused) => {
                     // Later steps are compared all the same, over the keys of this one.
                     let told = matches!(refused, Error::NoBackend { .. });
-                    prop_assert!(which == 2 && told && step.elements == 0, "{}", refused);
+                    prop_assert!(which == 2 && told && step.deviation.elements == 0, "{}", refused);
                 }
             }
-            prop_assert!(which == 2 || step.elements > 0);
+            prop_assert!(which == 2 || step.deviation.elements > 0);
         }
-        if let Some(at) = found.furthest() {
+        let [elements, equal] = elements(&found);
+        if let Some((_, at)) = furthest(&found) {
             prop_assert!(at.distance <= 1e-2, "{:?}", at);
-            prop_assert!(found.equal() < found.elements());
+            prop_assert!(equal < elements);
         }
-        if found.elements() > 0 {
+        if elements > 0 {
             // Rounded from sums in another order, most are the same all the same.
-            prop_assert!(found.equal_share().unwrap() > 0.3, "{:?}", found.equal_share());
+            prop_assert!(equal as f64 > 0.3 * elements as f64, "{} of {}", equal, elements);
         }
     }
 }
@@ -228,16 +253,17 @@ fn an_element_that_is_off_is_found_in_its_place() {
     let run = |off| {
         let backends =
             [Backends::none().with(Backend::Fused), Backends::none().with(Dense { off, ..Dense::default() })];
-        compare_backends(&stream, &trial(7), backends, &steps).unwrap()
+        compare(&stream, (7, 1), backends, &steps).unwrap()
     };
     let right = run(None);
     // Tokens of both steps, layers, heads and elements of a head.
-    assert_eq!(right.elements(), (2 + 12) * 2 * 4 * 64);
-    assert!(right.furthest().is_none_or(|at| at.distance < 1e-2));
-    assert_eq!([right.steps[0].state, right.steps[1].state], [state(0), state(1)]);
-    assert_eq!(right.steps[0].state, AttentionState::DecodeOnly);
-    assert_eq!(right.steps[0].sides[0].as_ref().unwrap().backend, "fused");
-    assert!(right.times().iter().all(|time| !time.is_zero()));
+    let [all, right_equal] = elements(&right);
+    assert_eq!(all, (2 + 12) * 2 * 4 * 64);
+    assert!(furthest(&right).is_none_or(|(_, at)| at.distance < 1e-2));
+    assert_eq!([right[0].state, right[1].state], [state(0), state(1)]);
+    assert_eq!(right[0].state, AttentionState::DecodeOnly);
+    assert_eq!(right[0].backends[0], Ok("fused"));
+    assert!(right.iter().flat_map(|step| step.times).all(|time| !time.is_zero()));
     for (off, place) in [
         // Token 0 of request 1, head 3, element 9.
         ((0, 1, 4 * 64 + 3 * 64 + 9), (0, 1, 1, 0, 3, 9)),
@@ -246,16 +272,17 @@ fn an_element_that_is_off_is_found_in_its_place() {
         ((1, 1, 2 * 4 * 64 + 63), (1, 1, 0, 2, 0, 63)),
     ] {
         let found = run(Some(off));
-        let at = found.furthest().unwrap();
-        let here = (at.step, at.layer, at.request, at.token, at.head, at.element);
+        let (step, at) = furthest(&found).unwrap();
+        let here = (step, at.layer, at.request, at.token, at.head, at.element);
         assert_eq!(here, place);
         assert!(abs_diff_eq!(at.distance, 2.0, epsilon = 5e-2), "{at:?}");
         assert_abs_diff_eq!((at.values[1] - at.values[0]).abs(), at.distance, epsilon = 1e-9);
         // The other step has its own.
-        let other = &found.steps[1 - place.0];
-        assert!(other.elements > 0);
+        let other = &found[1 - place.0];
+        assert!(other.deviation.elements > 0);
         assert!(other.furthest.is_none_or(|at| at.distance < 1e-2));
-        assert!(found.equal() + 1 >= right.equal() && found.equal() <= right.equal());
+        let [_, equal] = elements(&found);
+        assert!(equal + 1 >= right_equal && equal <= right_equal);
     }
 }
 
@@ -264,42 +291,37 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
     let stream = harness::stream();
     let steps = schedule(NonZeroUsize::new(60).map(NonZeroUsize::get), [100, 0, 0], &[[Some(1), Some(4), None]]);
     let both = || [Backends::none().with(Backend::Fused), Backends::none().with(Backend::Fused)];
-    let found = compare_backends::<bf16>(&stream, &trial(1), both(), &steps).unwrap();
-    assert_eq!((found.equal_share(), found.furthest()), (Some(1.0), None));
+    let found = compare(&stream, (1, 1), both(), &steps).unwrap();
+    assert_eq!((elements(&found), furthest(&found)), ([2 * 5 * 4 * 64; 2], None));
     // Runs write the same keys: later steps stay what they were.
-    let often = trial(1).runs(3);
     let next = schedule(None, [100, 0, 0], &[[Some(1), Some(4), None], [Some(2), Some(1), None]]);
     let dense = Backends::none().with(Dense::default());
     let backends = [Backends::none().with(Backend::Fused), dense];
-    let found = compare_backends(&stream, &often, backends, &next).unwrap();
-    assert_eq!(found.elements(), 2 * (5 + 3) * 4 * 64);
-    assert!(found.furthest().is_none_or(|at| at.distance < 1e-2));
+    let found = compare(&stream, (1, 3), backends, &next).unwrap();
+    assert_eq!(elements(&found)[0], 2 * (5 + 3) * 4 * 64);
+    assert!(furthest(&found).is_none_or(|(_, at)| at.distance < 1e-2));
     let refused = [Backends::none().with(Backend::PagedDecode), Backends::none()];
-    let found = compare_backends::<bf16>(&stream, &trial(1), refused, &steps).unwrap();
-    assert_eq!((found.equal_share(), found.elements()), (None, 0));
-    assert!(found.steps[0].sides.iter().all(|side| side.is_err()));
-    assert_eq!(found.times(), [std::time::Duration::ZERO; 2]);
+    let found = compare(&stream, (1, 1), refused, &steps).unwrap();
+    assert_eq!(elements(&found), [0, 0]);
+    assert!(found[0].backends.iter().all(|backend| backend.is_err()));
 }
 
 #[test]
 fn what_cannot_be_compared_is_refused_by_name() {
     let stream = harness::stream();
     let steps = schedule(None, [3, 3, 3], &[[Some(1), None, None]]);
-    let both = || [Backends::none().with(Backend::Fused), Backends::none().with(Backend::Fused)];
-    let said = |trial: &BackendTrial, steps: &[RecordedBatch]| {
-        let refused = compare_backends::<bf16>(&stream, trial, both(), steps).unwrap_err();
-        refused.to_string()
-    };
-    assert!(said(&trial(0), &[]).contains("steps"));
-    let none = BackendTrial::new(shape(), 0);
-    assert!(said(&none, &steps).contains("trial.layers"));
+    let fused = || Backends::none().with(Backend::Fused);
+    let refusal = |steps: &[RecordedBatch]| compare(&stream, (0, 1), [fused(), fused()], steps).unwrap_err();
+    assert!(refusal(&[]).to_string().contains("steps"));
     let pool = BlockPool::new(13, BLOCK, PadPolicy::SkipNegative).unwrap();
     let other = BatchSettings::of(&pool, Causality::Causal);
     let other = RecordedBatch::new(other, &steps[0].requests());
-    let told = said(&trial(0), &[steps[0].clone(), other]);
-    assert!(told.contains("step 1 over another cache"), "{told}");
+    assert!(refusal(&[steps[0].clone(), other]).breaks(&rules::SETTINGS_CACHE));
     let short = RecordedBatch::new(settings(None), &[request(300, 1, &[4])]);
-    assert!(said(&trial(0), &[short]).contains("blocks"));
-    let huge = BackendTrial::new(AttentionShape::new(usize::MAX, 1, usize::MAX), 1);
-    assert!(!said(&huge, &steps).is_empty());
+    assert!(refusal(&[short]).to_string().contains("blocks"));
+
+    let one_layer = PagedKvCache::new(stream.device(), 12, BLOCK, CacheShape::new(1, 2, 64), PadPolicy::SkipNegative);
+    let mut one_layer = Attention::new(shape(), one_layer.unwrap(), fused());
+    let refused = compare_backends(&stream, [&mut attention(&stream, fused()), &mut one_layer], &steps, 0, 1);
+    assert!(refused.unwrap_err().to_string().contains("attentions"));
 }

@@ -362,13 +362,13 @@ fn the_accuracy_is_that_of_the_scales() {
     let by_token = accuracies(&stream, [plain(), by_token], &layers);
     for of in fine.iter().chain(&by_token) {
         assert!(of.largest > 0.0 && of.largest_share() < 0.02, "{of:?}");
-        assert!(of.mean_share() < 0.002 && of.mean < of.largest, "{of:?}");
+        assert!(of.mean_share() < 0.002 && of.mean() < of.largest, "{of:?}");
     }
-    assert!(coarse[1].mean > 4.0 * fine[1].mean, "{coarse:?}");
+    assert!(coarse[1].mean() > 4.0 * fine[1].mean(), "{coarse:?}");
     // The same cache twice is no difference.
     for of in accuracies(&stream, [plain(), plain()], &layers) {
-        let none = of.largest == 0.0 && of.mean == 0.0;
-        assert!(none && of.range > 1.0, "{of:?}");
+        let none = of.largest == 0.0 && of.mean() == 0.0;
+        assert!(none && of.range() > 1.0, "{of:?}");
     }
     let (mut one, mut other) = (attention(plain()), attention(plain()));
     let rows = layers.each_ref().map(Layer::rows);

@@ -5,8 +5,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, CacheAccuracy,
-    Causality, LayerInputs, compare_caches,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Deviation,
+    LayerInputs, compare_caches,
 };
 
 use crate::harness;
@@ -115,7 +115,7 @@ impl Layer {
 }
 
 /// How far attention over one cache is from that over another, which take one request's prompt, decodes and chunks.
-pub fn accuracies(stream: &Stream, [exact, other]: [PagedKvCache<bf16>; 2], layers: &[Layer]) -> Vec<CacheAccuracy> {
+pub fn accuracies(stream: &Stream, [exact, other]: [PagedKvCache<bf16>; 2], layers: &[Layer]) -> Vec<Deviation> {
     let steps = [100, 1, 1, 20, 1, 1, 26];
     let rows: Vec<_> = layers.iter().map(Layer::rows).collect();
     let (mut exact, mut other) = (attention(exact), attention(other));
@@ -125,7 +125,7 @@ pub fn accuracies(stream: &Stream, [exact, other]: [PagedKvCache<bf16>; 2], laye
     let left = [&exact, &other].map(|of| of.cache().pool().free_blocks());
     assert_eq!(left, free);
     for of in &found {
-        println!("largest {:.5}, mean {:.6} of the range {:.2}", of.largest_share(), of.mean_share(), of.range);
+        println!("largest {:.5}, mean {:.6} of the range {:.2}", of.largest_share(), of.mean_share(), of.range());
     }
     found
 }

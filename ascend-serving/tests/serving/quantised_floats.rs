@@ -7,7 +7,7 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType};
-use ascend_serving::{CacheAccuracy, Error};
+use ascend_serving::{Deviation, Error};
 
 use QuantisedType::{Float8E4M3Fn as E4m3, HiFloat8 as Hif8, Int8};
 
@@ -116,7 +116,7 @@ fn tokens_have_no_scale_of_hifloat8() {
 
 /// How far attention over caches of each type is from that over 16 bits, where the calibration has seen tokens so
 /// many times as large, too.
-fn of_each_type(stream: &Stream, larger: f32) -> Vec<(QuantisedType, bool, CacheAccuracy)> {
+fn of_each_type(stream: &Stream, larger: f32) -> Vec<(QuantisedType, bool, Deviation)> {
     let layer = Layer::random(stream, 1, DIM);
     let seen = |numbers: &[bf16]| -> Vec<bf16> {
         let seen = numbers.iter().map(|x| bf16::from_f32(x.to_f32() * larger));
@@ -160,7 +160,7 @@ fn the_accuracy_of_each_type() {
     let uneven = of_each_type(&stream, 100.0);
     let mean = |stored, by_token| {
         let of = uneven.iter().find(|of| (of.0, of.1) == (stored, by_token));
-        of.unwrap().2.mean
+        of.unwrap().2.mean()
     };
     for stored in [E4m3, Hif8] {
         assert!(4.0 * mean(stored, false) < mean(Int8, false), "{uneven:?}");

@@ -7,68 +7,7 @@ use crate::batch::{BatchRequest, StatePolicy};
 use crate::error::{Error, Result};
 
 use super::attention::Attention;
-
-/// How far the outputs of one layer are apart; NaN if an output is NaN.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct CacheAccuracy {
-    /// The largest difference of two elements.
-    pub largest: f64,
-    /// The mean difference.
-    pub mean: f64,
-    /// From the least to the greatest element over the cache of 16 bits.
-    pub range: f64,
-}
-
-impl CacheAccuracy {
-    /// The largest difference as a share of the range; infinite where the outputs differ although the range is 0.
-    pub fn largest_share(&self) -> f64 {
-        self.share(self.largest)
-    }
-
-    /// The mean difference as a share of the range, like [`largest_share`](Self::largest_share).
-    pub fn mean_share(&self) -> f64 {
-        self.share(self.mean)
-    }
-
-    fn share(&self, difference: f64) -> f64 {
-        match difference {
-            0.0 => 0.0,
-            _ => difference / self.range,
-        }
-    }
-}
-
-/// Statistics of the elements of a layer so far.
-#[derive(Clone, Copy, Debug)]
-struct Seen {
-    largest: f64,
-    sum: f64,
-    count: f64,
-    least: f64,
-    greatest: f64,
-}
-
-impl Seen {
-    const NOTHING: Self =
-        Self { largest: 0.0, sum: 0.0, count: 0.0, least: f64::INFINITY, greatest: f64::NEG_INFINITY };
-
-    fn add(&mut self, exact: f64, got: f64) {
-        let difference = (exact - got).abs();
-        // A NaN is kept as the largest.
-        if difference.is_nan() || difference > self.largest {
-            self.largest = difference;
-        }
-        self.sum += difference;
-        self.count += 1.0;
-        self.least = self.least.min(exact);
-        self.greatest = self.greatest.max(exact);
-    }
-
-    fn accuracy(self) -> CacheAccuracy {
-        CacheAccuracy { largest: self.largest, mean: self.sum / self.count, range: self.greatest - self.least }
-    }
-}
+use super::deviation::Deviation;
 
 /// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and a
 /// [quantised](crate::kv::PagedKvCache::quantised_as) one, and reports for each layer how far the outputs are apart.
@@ -89,7 +28,7 @@ pub fn compare_caches<T: Number>(
     quantised: &mut Attention<T>,
     steps: &[usize],
     layers: &[LayerInputs<'_, T>],
-) -> Result<Vec<CacheAccuracy>> {
+) -> Result<Vec<Deviation>> {
     let tokens = (steps.iter()).try_fold(0usize, |sum, new| sum.checked_add(*new));
     let rows = (layers.first()).and_then(|layer| layer.query.shape().first());
     if rows.is_none() || tokens != rows.copied() || steps.is_empty() {
@@ -110,7 +49,7 @@ pub fn compare_caches<T: Number>(
         return Err(Error::invalid("layers", layers.len(), format_args!("{counts:?}, as the models have"))
             .fix("bring rows for each layer of the models"));
     }
-    let mut seen = vec![Seen::NOTHING; layers.len()];
+    let mut deviations = vec![Deviation::default(); layers.len()];
     let mut runs = [exact, quantised].map(|attention| {
         let sequence = attention.sequence();
         (attention, sequence)
@@ -134,13 +73,11 @@ pub fn compare_caches<T: Number>(
             outputs.push(of_layers);
         }
         if let [exact, got] = &outputs[..] {
-            for (seen, (exact, got)) in seen.iter_mut().zip(exact.iter().zip(got)) {
-                for (exact, got) in exact.iter().zip(got) {
-                    seen.add(exact.to_f64(), got.to_f64());
-                }
+            for (deviation, (exact, got)) in deviations.iter_mut().zip(exact.iter().zip(got)) {
+                deviation.add(exact, got);
             }
         }
         first = place.end;
     }
-    Ok(seen.into_iter().map(Seen::accuracy).collect())
+    Ok(deviations)
 }
