@@ -120,7 +120,7 @@ impl Rank {
             attention.grow(&stream, &mut sequence, KEYS)?;
             let all = [BatchRequest::of(&sequence, KEYS)];
             let split = attention.division().split(&all, PadPolicy::SkipNegative)?;
-            let slots = split.ranks()[attention.rank()].slots();
+            let slots = split.slots(attention.rank());
             let write = CacheWrite::plan(attention.cache(), &stream, slots, &keys, &keys)?;
             attention.cache_mut().write(&stream, &write, 0, &keys, &keys)?;
             attention.mark_computed(&sequence, KEYS)?;

@@ -159,7 +159,7 @@ pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use ranks::{
-    ContextAttention, ContextGraphs, ContextParallel, ContextPart, ContextSplit, ContextStep, RankStep, RingAttention,
+    ContextAttention, ContextGraphs, ContextParallel, ContextSplit, ContextStep, RingAttention,
     TensorParallel,
 };
 pub use sparse::{

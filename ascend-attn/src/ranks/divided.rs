@@ -7,20 +7,14 @@ use std::time::Duration;
 use ascend_attention::comm::Communicator;
 use ascend_attention::{Device, Number, Stream};
 use ascend_serving::kv::{CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, ContextPart, Error, Result, rules};
+use ascend_serving::{AttentionShape, BatchRequest, ContextAttention, Error, Result, rules};
 
 use super::Work;
 use super::rows::{Kind, of_step, queries, upload_keys};
 use super::whole::all_queries;
 
-/// The parts of a layer, in order.
-pub(super) const PARTS: [(ContextPart, &str); 5] = [
-    (ContextPart::Write, "write"),
-    (ContextPart::Gather, "gather"),
-    (ContextPart::Attention, "attention"),
-    (ContextPart::Exchange, "exchange"),
-    (ContextPart::Merge, "merge"),
-];
+/// The parts of a layer, as its marks name them, in order.
+pub(super) const PARTS: [&str; 5] = ["write", "gather", "attention", "exchange", "merge"];
 
 /// Steps on one rank.
 pub(super) struct RankSteps {
@@ -108,7 +102,7 @@ fn steps_of_rank<T: Number>(communicator: Communicator, work: &Work) -> Result<R
         let mut parts = [Duration::ZERO; PARTS.len()];
         for pair in current.marks().windows(2) {
             if let [(_, start), (part, end)] = pair
-                && let Some(at) = PARTS.iter().position(|(known, _)| known == part)
+                && let Some(at) = PARTS.iter().position(|known| known == part)
             {
                 parts[at] = end.elapsed_since(start)?;
             }
@@ -134,9 +128,7 @@ fn fill<T: Number>(
     let division = attention.division();
     let split = division.split(&[BatchRequest::of(sequence, work.tokens)], PadPolicy::SkipNegative)?;
     let [key, value] = upload_keys::<T>(stream, work, request, 0..work.tokens)?;
-    if let Some(own) = split.ranks().get(attention.rank()) {
-        let write = CacheWrite::plan(attention.cache(), stream, own.slots(), &key, &value)?;
-        attention.cache_mut().write(stream, &write, 0, &key, &value)?;
-    }
+    let write = CacheWrite::plan(attention.cache(), stream, split.slots(attention.rank()), &key, &value)?;
+    attention.cache_mut().write(stream, &write, 0, &key, &value)?;
     Ok(attention.mark_computed(sequence, work.tokens)?)
 }

@@ -39,7 +39,7 @@ fn stretches(ranks: &[[Duration; PARTS.len()]]) -> Vec<Vec<Stretch>> {
     let last_start = |part: usize| ranks.iter().map(|times| starts(times, part)).max().unwrap_or_default();
     let of_rank = |times: &[Duration; PARTS.len()]| {
         let mut stretches = Vec::new();
-        for (part, (_, name)) in PARTS.iter().enumerate() {
+        for (part, name) in PARTS.iter().enumerate() {
             let start = starts(times, part);
             let end = start + times[part];
             let met = if MEETINGS.contains(name) { last_start(part).clamp(start, end) } else { start };
@@ -89,7 +89,7 @@ fn picture(title: &str, ranks: &[Vec<Stretch>], length: Duration) -> Scene {
         scene.boxes.push(Box { x: x(time), y: bottom, width: 1, height: 5, colour: LINE });
         text(x(time), bottom + 14, Anchor::Middle, Size::Small, format!("{:.2} ms", time.as_secs_f64() * 1e3));
     }
-    let names = PARTS.iter().map(|(_, name)| *name).zip(COLOURS).chain([("waiting", WAITING)]);
+    let names = PARTS.into_iter().zip(COLOURS).chain([("waiting", WAITING)]);
     for (place, (name, colour)) in (0..).zip(names) {
         let (x, y) = (left + place * 130, bottom + 42);
         scene.boxes.push(Box { x, y: y - 7, width: 14, height: 14, colour });

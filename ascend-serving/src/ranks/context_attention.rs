@@ -9,12 +9,10 @@ use crate::backends::{AttentionShape, LatentFormKind, LayerInputs, names_of_keys
 use crate::batch::BatchRequest;
 use crate::engine::StepRows;
 use crate::error::{Error, Result};
-use crate::kv::{
-    BlockPool, CacheEntry, CopiesIn, Interleave, PagedKvCache, Sequence, StepLease, StepProgress, no_layer, uncopied,
-};
+use crate::kv::{BlockPool, CacheEntry, CopiesIn, PagedKvCache, Sequence, StepLease, StepProgress, no_layer, uncopied};
 use crate::rules;
 
-use super::context_parallel::{ContextParallel, ContextSplit, RankStep};
+use super::context_parallel::{ContextParallel, ContextSplit};
 use super::paged_rows::Queries;
 use super::step_agreement::{BY_ROWS, SequenceNames, StepOrder, refuse};
 
@@ -157,7 +155,7 @@ impl<T: Element> ContextAttention<T> {
                 .into());
         }
         let own = cache.pool();
-        let division = ContextParallel::new(Interleave::new(communicator.size(), run)?, own.block_size())?;
+        let division = ContextParallel::new(communicator.size(), run, own.block_size())?;
         let pool = BlockPool::new(own.blocks(), division.pool_block_size(), own.pad_policy())?;
         let rank = communicator.rank();
         let (entry, cache_entry) = (CacheEntry::new(&pool), Arc::clone(cache.entry()));
@@ -343,9 +341,9 @@ impl<T: Element> ContextAttention<T> {
         if let Some(block) = self.pool.first_uncopied(blocks(), CopiesIn::Cache(&self.entry)) {
             return Err(uncopied(format_args!("block {block} of the step")).into());
         }
-        let compared = !self.trusts && self.division.share().ranks() > 1;
+        let compared = !self.trusts && self.division.ranks() > 1;
         let settings = (self.shape, self.cache.shape(), T::DTYPE);
-        let terms = compared.then(|| self.names.terms(settings, self.division.share(), requests, form));
+        let terms = compared.then(|| self.names.terms(settings, self.division.tokens_in_run(), requests, form));
         Ok(PreparedStep { split, order: StepOrder::new(terms), progress, lease })
     }
 
@@ -400,7 +398,7 @@ impl<T: Element> ContextAttention<T> {
 
     /// Whether there are other ranks, which wait for layers of a step.
     fn is_torn(&self, order: &StepOrder) -> bool {
-        self.division.share().ranks() > 1 && order.is_torn(self.cache.shape().layers)
+        self.division.ranks() > 1 && order.is_torn(self.cache.shape().layers)
     }
 
     /// Compares a step with those of the other ranks, unless they trust each other or have agreed in it.
@@ -445,7 +443,7 @@ impl<T: Element> ContextAttention<T> {
     /// [graphs](crate::ContextGraphs) replay no more; on hardware drop them first, since HCCL wants graphs destroyed
     /// before their communicators. The attention of a single rank stays as it is.
     pub fn leave(&mut self) {
-        if self.division.share().ranks() == 1 {
+        if self.division.ranks() == 1 {
             return;
         }
         self.entry.lose_all();
@@ -482,12 +480,4 @@ pub(super) fn joined(communicator: &mut Option<Communicator>, rank: usize) -> Re
 #[cold]
 pub(super) fn left(rank: usize) -> Violation {
     rules::RANKS_LEFT.broken(format_args!("rank {rank}, which has left its communicator"), "a rank that has not")
-}
-
-/// The part of a step that is the rank's own.
-pub(super) fn own_step(split: &ContextSplit, rank: usize) -> Result<&RankStep> {
-    split.ranks().get(rank).ok_or_else(|| {
-        Error::invalid("rank", rank, format_args!("below {}", split.ranks().len()))
-            .fix("divide the contexts over the communicator's ranks")
-    })
 }

@@ -15,25 +15,6 @@ use super::context_parallel::ContextSplit;
 use super::paged_rows::{PagedPlan, Queries, over_keys, record_single_rows};
 use super::row_order::{RowOrder, lse_bits, lse_of};
 
-/// A part of a layer, by what a [mark](crate::ContextStep::marks) of the time stands behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ContextPart {
-    /// Nothing: the layer begins.
-    Start,
-    /// Keys and values are in the cache.
-    Write,
-    /// The queries of all ranks are here, in order; where rows are divided, the keys and values of all, and those of
-    /// the rank are in its cache.
-    Gather,
-    /// The calls over the rank's keys and of the new tokens are over.
-    Attention,
-    /// The results for the rank's heads are here.
-    Exchange,
-    /// The results are merged.
-    Merge,
-}
-
 /// The tensors of one layer.
 pub(super) struct ContextLayer<'a, T: Element> {
     pub(super) queries: Queries<'a, T>,
@@ -122,21 +103,19 @@ impl<T: Element> ContextExchange<T> {
         rank: usize,
         layer: &ContextLayer<'_, T>,
     ) -> Result<Self> {
-        let (size, tokens) = (split.ranks().len(), split.tokens());
+        let (size, tokens) = (split.ranks(), split.tokens());
         // Attention to latents is as wide as they are.
         let widest = if layer.queries.rope.is_some() { layer.key } else { layer.value };
         let value_dim = widest.shape().last().copied().unwrap_or(0);
-        let new = match split.new_tokens() {
+        let new = split.plan_new_tokens(stream, shape, (layer.queries.query, layer.key, layer.value))?;
+        let new = match new {
             None => None,
-            Some(new) => {
-                let plan = new.plan(stream, shape, (layer.queries.query, layer.key, layer.value))?;
-                Some((plan, output(stream.device(), [tokens, shape.heads, value_dim])?))
-            }
+            Some(plan) => Some((plan, output(stream.device(), [tokens, shape.heads, value_dim])?)),
         };
         let mut exchange = Self::of(stream, shape, size, (layer.queries, value_dim), new, false, split.parts())?;
-        if let Some(rank) = split.ranks().get(rank) {
+        if let Some(rows) = split.paged_rows(rank) {
             let call = |layout| over_keys(shape.of_ranks(size), layout);
-            exchange.call = rank.rows().plan(call, exchange.queries(), &layer.cache, layer.block_table)?;
+            exchange.call = rows.plan(call, exchange.queries(), &layer.cache, layer.block_table)?;
         }
         if exchange.call.is_none() {
             // No row of these is taken, but they are sent.
@@ -226,7 +205,7 @@ impl<T: Element> ContextExchange<T> {
         stream: &Stream,
         layer: &ContextLayer<'_, T>,
         output: &Tensor<T>,
-        mark: &mut impl FnMut(ContextPart) -> Result<()>,
+        mark: &mut impl FnMut(&'static str) -> Result<()>,
     ) -> Result<()> {
         let attend = self.call.as_ref().map(|call| {
             |queries: Queries<'_, T>, local: &mut Output<T>| {
@@ -264,7 +243,7 @@ impl<T: Element> ContextExchange<T> {
             impl FnOnce(&(Plan, Output<T>)) -> Result<()>,
         ),
         output: &Tensor<T>,
-        mark: &mut impl FnMut(ContextPart) -> Result<()>,
+        mark: &mut impl FnMut(&'static str) -> Result<()>,
     ) -> Result<()> {
         let tokens = own.query.shape().first().copied().unwrap_or(0);
         let query = self.query.queue(communicator, queue, own.query)?;
@@ -272,7 +251,7 @@ impl<T: Element> ContextExchange<T> {
             Some((gather, rope)) => Some(gather.queue(communicator, queue, rope)?),
             None => None,
         };
-        mark(ContextPart::Gather)?;
+        mark("gather")?;
         let attends = attend.is_some();
         if let Some(attend) = attend {
             attend(Queries { query: &query, rope: rope.as_ref() }, &mut self.local.clone())?;
@@ -287,7 +266,7 @@ impl<T: Element> ContextExchange<T> {
             }
         }
         self.new.as_ref().map_or(Ok(()), new)?;
-        mark(ContextPart::Attention)?;
+        mark("attention")?;
         if self.size > 1 {
             let sent = match attends && self.scatter.is_same() {
                 true => &self.local,
@@ -296,12 +275,12 @@ impl<T: Element> ContextExchange<T> {
             communicator.all_to_all(queue, &sent.attention, &self.received.attention)?;
             communicator.all_to_all(queue, &lse_bits(sent)?, &lse_bits(&self.received)?)?;
         }
-        mark(ContextPart::Exchange)?;
+        mark("exchange")?;
         let own = parts_of_ranks(&self.received, self.size, tokens)?;
         let parts = parts(&own, self.new.as_ref())?;
         let mut merged = Output { attention: output.clone(), softmax_lse: Some(self.merged_lse.clone()) };
         self.merge.launch_into(queue, &parts, &mut merged)?;
-        mark(ContextPart::Merge)
+        mark("merge")
     }
 }
 

@@ -14,7 +14,7 @@ use crate::graphs::{GraphPool, GraphTensors, zeros};
 use crate::kv::{BlockPool, CacheEntry, WriteViews, check_blocks_of, scattered_slots, slot_mapping};
 use crate::rules;
 
-use super::context_attention::{ContextAttention, joined, own_step};
+use super::context_attention::{ContextAttention, joined};
 use super::context_exchange::ContextExchange;
 use super::context_step::{ContextBuffers, ContextStep, StepCalls};
 use super::paged_rows::Queries;
@@ -66,11 +66,11 @@ impl<T: Element> ContextAttention<T> {
         let keys = keys.min(most);
         let columns = keys.div_ceil(division.pool_block_size());
         // No rank has more keys of a request than the first.
-        let longest = division.share().local_len(keys, 0);
+        let longest = division.local_len(keys, 0);
         let Self { communicator, rank, cache, .. } = self;
         let (cache, rank) = (&*cache, *rank);
         let communicator = joined(communicator, rank)?;
-        let ranks = division.share().ranks();
+        let ranks = division.ranks();
         let graphs = GraphPool::capture_layers(
             stream.device(),
             sizes.as_ref(),
@@ -156,16 +156,15 @@ impl<T: Element> ContextGraphs<T> {
         }
         let blocks = attention.cache.pool().blocks();
         let prepared = attention.prepare(stream, requests, rows as i64)?;
-        let own = own_step(&prepared.split, attention.rank())?;
+        let (split, rank) = (&prepared.split, attention.rank());
         let more = rows.saturating_sub(requests.len());
-        let table: Vec<&[usize]> = (0..rows).map(|request| own.table().row(request).unwrap_or(&[])).collect();
+        let table: Vec<&[usize]> = (0..rows).map(|request| split.table().row(request).unwrap_or(&[])).collect();
         for (request, row) in table.iter().enumerate() {
             check_blocks_of(request, row, blocks)?;
         }
-        let lengths: Vec<usize> =
-            own.kv_lengths().lengths().iter().copied().chain(std::iter::repeat_n(0, more)).collect();
+        let lengths: Vec<usize> = split.kv_lengths(rank).iter().copied().chain(std::iter::repeat_n(0, more)).collect();
         let pool = attention.cache.pool();
-        let mut slots = own.slots().to_vec();
+        let mut slots = split.slots(rank).to_vec();
         // Tokens that other ranks hold are padding here, too.
         let padded = slots.iter().filter(|slot| pool.pad_policy().is_padding(**slot, pool.block_size())).count();
         slots.extend(padding_slots(pool, padded..padded + more)?);

@@ -1,11 +1,12 @@
 //! Which rank holds which key of a step, and what each rank computes of it.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
-use std::sync::Arc;
 
 use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::merge::PartsOfRows;
 use ascend_attention::spec::Layout;
+use ascend_attention::spec::geometry::ContextShard;
 use ascend_attention::spec::ops::attention_update::UpdateCall;
 use ascend_attention::{CausalOrigin, Element, Plan, Stream, Tensor, Violation};
 
@@ -13,7 +14,9 @@ use crate::backends::AttentionShape;
 use crate::batch::{AttentionMetadata, BatchRequest};
 use crate::causality::Causality;
 use crate::error::Result;
-use crate::kv::{CopiesIn, Interleave, MAX_INT32, PadPolicy, PageTable, check_slots, uncopied, written_over};
+use crate::kv::{
+    CopiesIn, MAX_INT32, PadPolicy, PageTable, check_block_size, check_slots, slot, uncopied, written_over,
+};
 use crate::rules::{self, room};
 
 use super::paged_rows::PagedRows;
@@ -22,8 +25,8 @@ use super::zigzag::chunks;
 /// Divides contexts that are too long for one cache over ranks, each with a cache of its own.
 ///
 /// [`ContextAttention`](crate::ContextAttention) computes with it. Every rank has the query heads of all ranks and the
-/// keys that [`Interleave`] assigns to it. It attends over these, without a mask, and the merge of the ranks' results
-/// by their log-sum-exps is attention over all keys, exactly:
+/// keys of its tokens: runs of tokens go to one rank after the other. It attends over these, without a mask, and the
+/// merge of the ranks' results by their log-sum-exps is attention over all keys, exactly:
 ///
 /// | step | call of each rank | one more call |
 /// |---|---|---|
@@ -37,62 +40,109 @@ use super::zigzag::chunks;
 /// [`BlockPool`](crate::kv::BlockPool) whose blocks have [`ContextParallel::pool_block_size`] tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextParallel {
-    share: Interleave,
+    ranks: NonZeroU64,
+    run: NonZeroU64,
     block_size: usize,
 }
 
 /// A step divided over ranks. From [`ContextParallel::split`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextSplit {
-    ranks: Vec<RankStep>,
-    new: NewTokens,
+    /// Of each rank the slots of the step's tokens.
+    slots: Vec<Vec<i32>>,
+    /// Of each rank the keys by row of the table.
+    kv_lengths: Vec<PerRequest>,
+    table: PageTable,
+    /// Where the rows of each request end.
+    q_ends: Cumulative,
     /// Whether each row sees its own key in the call of the rank that holds it.
     single: bool,
     parts: Vec<PartsOfRows>,
-}
-
-/// The slots, lengths and table of one rank in a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RankStep {
-    rank: usize,
-    slots: Vec<i32>,
-    /// The table of all ranks.
-    table: Arc<PageTable>,
-    rows: PagedRows,
-}
-
-/// The call of new tokens among themselves.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NewTokens {
-    q_ends: Cumulative,
 }
 
 impl ContextParallel {
     /// The most ranks: together with the call of the new tokens they are as many parts as the operator merges.
     pub const MAX_RANKS: usize = UpdateCall::MAX_PARTS - 1;
 
-    /// Divides contexts by `share` over caches with blocks of `block_size` tokens.
+    /// Divides contexts over the caches of `ranks` ranks, with blocks of `block_size` tokens: runs of `run` consecutive
+    /// tokens go to one rank after the other.
     ///
     /// # Errors
-    /// [`RANKS_PARTS`](crate::rules::RANKS_PARTS) for more than [`ContextParallel::MAX_RANKS`] ranks,
-    /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) if a block does not hold whole runs.
-    pub fn new(share: Interleave, block_size: usize) -> Result<Self, Violation> {
-        if share.ranks() > Self::MAX_RANKS {
-            return Err(rules::RANKS_PARTS
-                .broken(format_args!("{} ranks", share.ranks()), format_args!("1 to {}", Self::MAX_RANKS)));
+    /// [`RANKS_INTERLEAVE`](crate::rules::RANKS_INTERLEAVE) for no rank or a run of no token, and if a block does not
+    /// hold whole runs; [`RANKS_PARTS`](crate::rules::RANKS_PARTS) for more than [`ContextParallel::MAX_RANKS`] ranks;
+    /// [`POOL_SIZE`](crate::rules::POOL_SIZE) for a block size that no cache has.
+    pub fn new(ranks: usize, run: usize, block_size: usize) -> Result<Self, Violation> {
+        let sizes = NonZeroU64::new(ranks as u64).zip(NonZeroU64::new(run as u64));
+        let Some((ranks, run)) = sizes else {
+            return Err(Violation::new(
+                &rules::RANKS_INTERLEAVE,
+                format_args!("{ranks} ranks, runs of {run}"),
+                "1 or more of each",
+                "use 1 rank where the context is not divided",
+            ));
+        };
+        let division = Self { ranks, run, block_size };
+        if division.ranks() > Self::MAX_RANKS {
+            return Err(
+                rules::RANKS_PARTS.broken(format_args!("{ranks} ranks"), format_args!("1 to {}", Self::MAX_RANKS))
+            );
         }
-        share.check(block_size)?;
-        Ok(Self { share, block_size })
+        check_block_size(block_size)?;
+        if !block_size.is_multiple_of(division.tokens_in_run()) {
+            return Err(Violation::new(
+                &rules::RANKS_INTERLEAVE,
+                format_args!("blocks of {block_size} tokens, runs of {run}"),
+                "a block size that is a multiple of the run",
+                "choose a run that divides the block size",
+            ));
+        }
+        Ok(division)
     }
 
-    /// How the keys are divided over the ranks.
-    pub fn share(&self) -> Interleave {
-        self.share
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks.get() as usize
+    }
+
+    /// The number of tokens of a run: consecutive tokens on one rank.
+    pub fn tokens_in_run(&self) -> usize {
+        self.run.get() as usize
     }
 
     /// Tokens that an entry of the block table means: a block on each rank.
     pub fn pool_block_size(&self) -> usize {
-        self.block_size * self.share.ranks()
+        self.block_size * self.ranks()
+    }
+
+    /// The rank that holds a position.
+    pub fn rank_of(&self, position: usize) -> usize {
+        (position as u64 / self.run % self.ranks) as usize
+    }
+
+    /// Number of the first `len` tokens that `rank` holds: 0 for ranks that do not exist.
+    pub fn local_len(&self, len: usize, rank: usize) -> usize {
+        let shard = ContextShard::new(self.ranks, self.run, rank as u64);
+        shard.map_or(0, |shard| shard.local_len(len as u64) as usize)
+    }
+
+    /// The positions among the first `len` that `rank` holds, in order.
+    pub(super) fn positions(&self, len: usize, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let (ranks, run) = (self.ranks(), self.tokens_in_run());
+        (0..self.local_len(len, rank)).map(move |local| (local / run * ranks + rank) * run + local % run)
+    }
+
+    /// The slot of `position` on `rank`, or `None` where another rank holds it.
+    ///
+    /// # Errors
+    /// As for [`slot`](crate::kv::slot()) for the position among the tokens of the rank.
+    pub fn slot(&self, row: &[usize], position: usize, rank: usize) -> Result<Option<usize>, Violation> {
+        if self.rank_of(position) != rank {
+            return Ok(None);
+        }
+        // The rank has every `ranks`-th run, one after the other, as if they were a context of their own.
+        let run = self.tokens_in_run();
+        let local = position / run / self.ranks() * run + position % run;
+        slot(row, local, self.block_size).map(Some)
     }
 
     /// Refuses a sequence whose blocks have another size than the table's entries.
@@ -182,26 +232,22 @@ impl ContextParallel {
             request.check_repeated(index, used, Causality::Causal)?;
             rows.extend(seen(request).map(|_| used));
         }
-        let table = Arc::new(PageTable::from_rows(&rows)?);
+        let table = PageTable::from_rows(&rows)?;
         let any_blocks = MAX_INT32 / self.block_size;
-        let ranks = (0..self.share.ranks()).map(|rank| {
-            let mut step = RankStep {
-                rank,
-                slots: Vec::new(),
-                table: Arc::clone(&table),
-                rows: PagedRows { q_ends: ends.clone(), kv_lengths: PerRequest::default(), single },
-            };
+        let (mut all_slots, mut all_lengths) = (Vec::new(), Vec::new());
+        for rank in 0..self.ranks() {
+            let (mut slots, mut kv_lengths) = (Vec::new(), PerRequest::default());
             let mut padded = 0;
             for request in requests {
                 let keys = request.cached + request.new;
                 let (rule, fix) = (&rules::LENGTHS_OVERFLOW, "split the batch");
-                room(&mut step.slots, request.new, rule, fix)?;
+                room(&mut slots, request.new, rule, fix)?;
                 for position in request.cached..keys {
-                    let slot = self.share.slot(request.row, position, self.block_size, rank)?;
+                    let slot = self.slot(request.row, position, rank)?;
                     // Every slot is an INT32.
                     let slot = match slot.map(|slot| slot as i32) {
                         Some(slot) if pad.is_padding(slot, self.block_size) => {
-                            return Err(written_over(pad, step.slots.len()));
+                            return Err(written_over(pad, slots.len()));
                         }
                         Some(slot) => slot,
                         None => {
@@ -209,27 +255,28 @@ impl ContextParallel {
                             pad.slot_of(padded - 1, self.block_size)?
                         }
                     };
-                    step.slots.push(slot);
+                    slots.push(slot);
                 }
                 for keys in seen(request) {
-                    step.rows.kv_lengths.push(self.share.local_len(keys, rank))?;
+                    kv_lengths.push(self.local_len(keys, rank))?;
                 }
             }
             // Blocks outside of a rank's cache are found where its table goes to the device.
-            check_slots(&step.slots, any_blocks, self.block_size, pad)?;
-            Ok(step)
-        });
-        let ranks: Vec<RankStep> = ranks.collect::<Result<_, Violation>>()?;
-        let own = if single { 0 } else { 1 << ranks.len() };
+            check_slots(&slots, any_blocks, self.block_size, pad)?;
+            all_slots.push(slots);
+            all_lengths.push(kv_lengths);
+        }
+        let own = if single { 0 } else { 1 << self.ranks() };
         let lengths = requests.iter().flat_map(|request| match single {
             true => std::iter::repeat_n(1, request.new),
             false => std::iter::repeat_n(request.new, 1),
         });
         let parts = lengths.enumerate().map(|(row, rows)| {
-            let of_rank = |(rank, step): (usize, &RankStep)| u16::from(step.kv_lengths().lengths()[row] > 0) << rank;
-            PartsOfRows { rows, parts: ranks.iter().enumerate().map(of_rank).fold(own, |parts, rank| parts | rank) }
+            let of_rank = |(rank, keys): (usize, &PerRequest)| u16::from(keys.lengths()[row] > 0) << rank;
+            PartsOfRows { rows, parts: all_lengths.iter().enumerate().map(of_rank).fold(own, |all, rank| all | rank) }
         });
-        Ok(ContextSplit { parts: parts.collect(), single, new: NewTokens { q_ends: ends }, ranks })
+        let parts = parts.collect();
+        Ok(ContextSplit { slots: all_slots, kv_lengths: all_lengths, table, q_ends: ends, single, parts })
     }
 }
 
@@ -248,9 +295,27 @@ fn check_progress(index: usize, request: &BatchRequest<'_>) -> Result<(), Violat
 }
 
 impl ContextSplit {
-    /// The part of each rank.
-    pub fn ranks(&self) -> &[RankStep] {
-        &self.ranks
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The slot in the cache of `rank` of each of the step's tokens, INT32 as the device has it; a slot of padding for
+    /// tokens that another rank holds. None for a rank that does not exist.
+    pub fn slots(&self, rank: usize) -> &[i32] {
+        self.slots.get(rank).map_or(&[], Vec::as_slice)
+    }
+
+    /// Keys that the call of `rank` reads, by the rows of the [table](Self::table), of steps whose heads are divided.
+    /// None for a rank that does not exist.
+    pub fn kv_lengths(&self, rank: usize) -> &[usize] {
+        self.kv_lengths.get(rank).map_or(&[], PerRequest::lengths)
+    }
+
+    /// The block table, the same for all ranks: a row for each request, or for each token in a step of
+    /// [`ContextAttention::begin`](crate::ContextAttention::begin) over latents.
+    pub fn table(&self) -> &PageTable {
+        &self.table
     }
 
     /// Which ranks (bit `rank`) have keys for which rows, of steps whose heads are divided; the bit after the last
@@ -262,7 +327,7 @@ impl ContextSplit {
 
     /// The number of the step's tokens.
     pub fn tokens(&self) -> usize {
-        self.ranks.first().map_or(0, |rank| rank.slots.len())
+        self.slots(0).len()
     }
 
     /// The step's tokens whose rows `rank` computes where rows are divided over the ranks
@@ -271,9 +336,9 @@ impl ContextSplit {
     /// much to do. Chunks differ by one token where the new ones do not divide, and empty ones are left out.
     pub fn rows(&self, rank: usize) -> Vec<Range<usize>> {
         let mut start = 0;
-        let ends = self.new.q_ends.ends().iter();
+        let ends = self.q_ends.ends().iter();
         let requests: Vec<Range<usize>> = ends.map(|end| std::mem::replace(&mut start, *end)..*end).collect();
-        let chunks = chunks(self.ranks.len(), rank, requests.iter().map(Range::len));
+        let chunks = chunks(self.ranks(), rank, requests.iter().map(Range::len));
         let in_step = |(request, rows): (usize, Range<usize>)| {
             let start = requests[request].start;
             start + rows.start..start + rows.end
@@ -281,54 +346,79 @@ impl ContextSplit {
         chunks.map(in_step).collect()
     }
 
-    /// The call of the new tokens among themselves, unless each sees its own key in the call of a rank.
-    pub(super) fn new_tokens(&self) -> Option<&NewTokens> {
-        (!self.single).then_some(&self.new)
-    }
-}
-
-impl RankStep {
-    /// The slot in the rank's cache of each of the step's tokens, INT32 as the device has it; a slot of padding for
-    /// tokens that another rank holds.
-    pub fn slots(&self) -> &[i32] {
-        &self.slots
+    /// The query rows of the call of `rank`, unless it does not exist.
+    pub(super) fn paged_rows(&self, rank: usize) -> Option<PagedRows> {
+        let kv_lengths = self.kv_lengths.get(rank)?.clone();
+        Some(PagedRows { q_ends: self.q_ends.clone(), kv_lengths, single: self.single })
     }
 
-    /// Keys that the rank's call reads, by the rows of the [table](Self::table), of steps whose heads are divided.
-    pub fn kv_lengths(&self) -> &PerRequest {
-        &self.rows.kv_lengths
-    }
-
-    /// The query rows of the rank's call.
-    pub(super) fn rows(&self) -> &PagedRows {
-        &self.rows
-    }
-
-    /// The block table, the same for all ranks: a row for each request, or for each token in a step of
-    /// [`ContextAttention::begin`](crate::ContextAttention::begin) over latents.
-    pub fn table(&self) -> &PageTable {
-        &self.table
-    }
-
-    /// The rank.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-}
-
-impl NewTokens {
-    /// Prepares the call: causal, over the step's packed keys, `[tokens, Nkv, D]`, with log-sum-exps. One plan serves
-    /// all layers.
-    pub(super) fn plan<T: Element>(
+    /// Prepares the call of the new tokens among themselves, unless each sees its own key in the call of a rank:
+    /// causal, over the step's packed keys, `[tokens, Nkv, D]`, with log-sum-exps. One plan serves all layers.
+    pub(super) fn plan_new_tokens<T: Element>(
         &self,
         stream: &Stream,
         shape: AttentionShape,
         inputs: (&Tensor<T>, &Tensor<T>, &Tensor<T>),
-    ) -> Result<Plan> {
+    ) -> Result<Option<Plan>> {
+        if self.single {
+            return Ok(None);
+        }
         let causal = stream.device().masks().causal(CausalOrigin::RightDown)?;
-        let ends = &self.q_ends;
-        let lengths = CallLengths::PackedDense { q: ends, kv: ends };
+        let lengths = CallLengths::PackedDense { q: &self.q_ends, kv: &self.q_ends };
         let call = shape.call(Layout::Tnd).mask(causal).softmax_lse(true);
-        Ok(lengths.apply(call).plan(inputs)?)
+        Ok(Some(lengths.apply(call).plan(inputs)?))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every token is on one rank, in a slot of its own, and the ranks' lengths are what their tokens count.
+        #[test]
+        fn ranks_divide_a_context(
+            ranks in 1usize..6,
+            run in 1usize..5,
+            runs in 1usize..5,
+            blocks in 1usize..4,
+            cut in 0usize..1000,
+        ) {
+            let block_size = run * runs;
+            let division = ContextParallel::new(ranks, run, block_size).unwrap();
+            let row: Vec<usize> = (0..blocks).map(|b| b * 3 + 1).collect();
+            let len = cut % (block_size * ranks * blocks + 1);
+            let mut held = vec![Vec::new(); ranks];
+            let mut positions = vec![Vec::new(); ranks];
+            for position in 0..len {
+                positions[division.rank_of(position)].push(position);
+                let mut holders = 0;
+                for (rank, held) in held.iter_mut().enumerate() {
+                    if let Some(slot) = division.slot(&row, position, rank).unwrap() {
+                        holders += 1;
+                        prop_assert_eq!(rank, division.rank_of(position));
+                        held.push(slot);
+                    }
+                }
+                prop_assert_eq!(holders, 1);
+            }
+            for (rank, slots) in held.iter().enumerate() {
+                prop_assert_eq!(slots.len(), division.local_len(len, rank));
+                prop_assert_eq!(division.positions(len, rank).collect::<Vec<_>>(), &positions[rank][..]);
+                // A rank's tokens are in order, as in a cache of their own.
+                let own: Vec<usize> = (0..slots.len()).map(|p| slot(&row, p, block_size).unwrap()).collect();
+                prop_assert_eq!(slots, &own);
+            }
+        }
+
+        #[test]
+        fn local_lengths_add_up(ranks in 1..=ContextParallel::MAX_RANKS, run in 1usize..2000, len in any::<usize>()) {
+            let division = ContextParallel::new(ranks, run, run).unwrap();
+            let sum: u128 = (0..ranks).map(|rank| division.local_len(len, rank) as u128).sum();
+            prop_assert_eq!(sum, len as u128);
+            prop_assert_eq!(division.local_len(len, ranks), 0);
+        }
     }
 }

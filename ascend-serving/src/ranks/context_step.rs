@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::graphs::{GraphTensors, Replays};
 use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_beside, check_blocks_of};
 
-use super::context_attention::{ContextAttention, PreparedStep, joined, own_step};
-use super::context_exchange::{ContextExchange, ContextLayer, ContextPart};
+use super::context_attention::{ContextAttention, PreparedStep, joined};
+use super::context_exchange::{ContextExchange, ContextLayer};
 use super::context_parallel::ContextSplit;
 use super::paged_rows::Queries;
 use super::row_exchange::RowExchange;
@@ -38,7 +38,7 @@ impl<T: Element> ContextAttention<T> {
     /// the [attention](ContextAttention) says.
     pub fn begin<'a>(&'a mut self, stream: &'a Stream, requests: &[BatchRequest<'_>]) -> Result<ContextStep<'a, T>> {
         let step = self.prepare(stream, requests, BY_HEADS)?;
-        let block_table = self.cache.block_table(stream, own_step(&step.split, self.rank)?.table())?;
+        let block_table = self.cache.block_table(stream, step.split.table())?;
         Ok(ContextStep::new(self, stream, step, StepCalls::Heads(Box::new(block_table), None)))
     }
 
@@ -118,7 +118,7 @@ impl<T: Element> ContextAttention<T> {
         self.cache.layer(0)?.check_contiguous(pool.block_size())?;
         let (blocks, pool) = (pool.blocks(), pool.clone());
         let step = self.prepare(stream, requests, BY_ROWS)?;
-        for (request, row) in own_step(&step.split, self.rank)?.table().rows().enumerate() {
+        for (request, row) in step.split.table().rows().enumerate() {
             check_blocks_of(request, row, blocks)?;
         }
         let rows = RowSplit::new(&step.split, self.division(), requests, (self.rank, &pool), by_row)?;
@@ -177,7 +177,7 @@ impl<'a, T: Element> StepCalls<'a, T> {
                         let cache = cache.layer(layer)?.clone();
                         let tensors = ContextLayer { queries, key, value, cache, block_table };
                         let exchange = ContextExchange::plan(stream, attention.shape, split, rank, &tensors)?;
-                        let slots = split.ranks().get(rank).map_or(&[][..], |rank| rank.slots());
+                        let slots = split.slots(rank);
                         calls.insert(Box::new((
                             CacheWrite::plan(&attention.cache, stream, slots, key, value)?,
                             exchange,
@@ -190,7 +190,7 @@ impl<'a, T: Element> StepCalls<'a, T> {
                 let calls = match calls {
                     Some(calls) => calls,
                     None => {
-                        let ranks = split.ranks().len();
+                        let ranks = split.ranks();
                         let (shape, inputs) = (attention.shape.of_ranks(ranks), (queries, [key, value]));
                         calls.insert(Box::new(RowExchange::plan(stream, shape, (rows, ranks), cache, inputs)?))
                     }
@@ -234,7 +234,7 @@ pub struct ContextStep<'a, T: Element> {
     rows: Vec<Range<usize>>,
     order: StepOrder,
     /// Marks of the time, if they are asked for.
-    marks: Option<Vec<(ContextPart, Event)>>,
+    marks: Option<Vec<(&'static str, Event)>>,
     layers: QueuedLayers,
     /// The output that is lent.
     output: Option<Tensor<T>>,
@@ -259,7 +259,7 @@ impl<'a, T: Element> ContextStep<'a, T> {
 
 impl<T: Element> ContextStep<'_, T> {
     /// How the step's keys are divided over the ranks. A step of [`begin_rows`](ContextAttention::begin_rows) makes
-    /// other calls than [`ContextSplit::parts`] and [`RankStep::kv_lengths`](crate::RankStep::kv_lengths) say.
+    /// other calls than [`ContextSplit::parts`] and [`ContextSplit::kv_lengths`] say.
     pub fn split(&self) -> &ContextSplit {
         &self.split
     }
@@ -285,7 +285,7 @@ impl<T: Element> ContextStep<'_, T> {
             StepCalls::Replayed(replays) => [size(&replays.buffers().tensors.query, 0), heads, of_head],
             StepCalls::Rows(rows, _) => [rows.sent_rows(), cache.kv_heads, both * size_of::<T>()],
         };
-        let others = self.split.ranks().len() as u64 - 1;
+        let others = self.split.ranks() as u64 - 1;
         factors.into_iter().fold(others, |bytes, factor| bytes.saturating_mul(factor as u64))
     }
 
@@ -295,9 +295,17 @@ impl<T: Element> ContextStep<'_, T> {
         self.marks.get_or_insert_default();
     }
 
-    /// The marks so far, in order: the time of a part is that [since](Event::elapsed_since) the mark before it. None
-    /// unless [asked for](Self::mark_parts).
-    pub fn marks(&self) -> &[(ContextPart, Event)] {
+    /// The marks so far, in order, with the part of the layer that each stands behind: the time of a part is that
+    /// [since](Event::elapsed_since) the mark before it. None unless [asked for](Self::mark_parts).
+    ///
+    /// - `start`: the layer begins;
+    /// - `write`: keys and values are in the cache;
+    /// - `gather`: the queries of all ranks are here, in order; where rows are divided, the keys and values of all, and
+    ///   those of the rank are in its cache;
+    /// - `attention`: the calls over the rank's keys and of the new tokens are over;
+    /// - `exchange`: the results for the rank's heads are here;
+    /// - `merge`: the results are merged.
+    pub fn marks(&self) -> &[(&'static str, Event)] {
         self.marks.as_deref().unwrap_or_default()
     }
 
@@ -375,7 +383,7 @@ impl<T: Element> ContextStep<'_, T> {
     fn check<'i>(&self, layer: usize, inputs: &LayerInputs<'i, T>) -> Result<Queries<'i, T>> {
         self.layers.check_not_repeated(layer)?;
         let (shape, fixes) = match self.calls {
-            StepCalls::Rows(..) => (self.attention.shape.of_ranks(self.split.ranks().len()), ROWS_FIXES),
+            StepCalls::Rows(..) => (self.attention.shape.of_ranks(self.split.ranks()), ROWS_FIXES),
             StepCalls::Heads(..) | StepCalls::Replayed(_) => (self.attention.shape, HEADS_FIXES),
         };
         let rows = StepRows::without_padding(self.stream, self.rows.iter().map(Range::len).sum(), fixes);
@@ -413,13 +421,13 @@ impl<T: Element> ContextStep<'_, T> {
             }
             Ok(())
         };
-        mark(ContextPart::Start)?;
+        mark("start")?;
         match calls {
             LayerCalls::Heads((write, exchange), block_table) => {
                 layers.begin_write();
                 let tensors = ContextLayer { queries, key, value, cache: cache.layer(layer)?.clone(), block_table };
                 cache.write(stream, write, layer, key, value)?;
-                mark(ContextPart::Write)?;
+                mark("write")?;
                 *exchanges = true;
                 exchange.launch(communicator, stream, &tensors, output, &mut mark)
             }
@@ -436,7 +444,7 @@ impl<T: Element> ContextStep<'_, T> {
                 if own.as_raw() != output.as_raw() {
                     output.copy_from(*stream, &own)?;
                 }
-                mark(ContextPart::Merge)
+                mark("merge")
             }
         }
     }

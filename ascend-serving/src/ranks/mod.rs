@@ -15,9 +15,8 @@ mod tensor_parallel;
 mod zigzag;
 
 pub use context_attention::ContextAttention;
-pub use context_exchange::ContextPart;
 pub use context_graphs::ContextGraphs;
-pub use context_parallel::{ContextParallel, ContextSplit, RankStep};
+pub use context_parallel::{ContextParallel, ContextSplit};
 pub use context_step::ContextStep;
 pub use ring_attention::RingAttention;
 pub use tensor_parallel::TensorParallel;

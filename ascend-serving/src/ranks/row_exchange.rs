@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::graphs::zeros;
 use crate::kv::{CacheShape, CacheWrite, CachedRows, PadPolicy, PagedKvCache};
 
-use super::context_exchange::ContextPart;
 use super::paged_rows::{PagedPlan, Queries};
 use super::row_split::{GatheredTokens, RowSplit};
 
@@ -86,7 +85,7 @@ impl<T: Element> RowExchange<T> {
         (cache, layer): (&mut PagedKvCache<T>, usize),
         (queries, own): (Queries<'_, T>, [&Tensor<T>; 2]),
         output: &Tensor<T>,
-        mark: &mut impl FnMut(ContextPart) -> Result<()>,
+        mark: &mut impl FnMut(&'static str) -> Result<()>,
     ) -> Result<()> {
         let Self { keys, cached, new, write, call } = self;
         if let Some((held, cached)) = cached {
@@ -107,12 +106,12 @@ impl<T: Element> RowExchange<T> {
         new.queue(communicator, stream, own, keys)?;
         let [key, value] = new.all_rows(own);
         cache.write(stream, write, layer, key, value)?;
-        mark(ContextPart::Gather)?;
+        mark("gather")?;
         if let Some((plan, table)) = call {
             let mut output = Output { attention: output.clone(), softmax_lse: None };
             plan.launch_into(stream, (queries, keys.layer(0)?, table), &mut output)?;
         }
-        mark(ContextPart::Attention)
+        mark("attention")
     }
 }
 

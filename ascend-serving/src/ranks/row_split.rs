@@ -50,7 +50,7 @@ impl RowSplit {
         (rank, pool): (usize, &BlockPool),
         by_row: bool,
     ) -> Result<Self, Violation> {
-        let (ranks, block_size) = (division.share().ranks(), pool.block_size());
+        let (ranks, block_size) = (division.ranks(), pool.block_size());
         let mut blocks = 0;
         let firsts = requests.iter().map(|request| {
             let first = blocks;
@@ -70,9 +70,9 @@ impl RowSplit {
         let mut held = CachedRows::new(block_size);
         for (index, request) in requests.iter().enumerate() {
             for (rank, cached) in cached.iter_mut().enumerate() {
-                cached.extend(each_of((index, division.share().positions(request.cached, rank))));
+                cached.extend(each_of((index, division.positions(request.cached, rank))));
             }
-            held.push(request.row, 0..division.share().local_len(request.cached, rank))?;
+            held.push(request.row, 0..division.local_len(request.cached, rank))?;
         }
         let of_rank = |tokens: &[Vec<_>]| tokens.iter().map(Vec::len).max().unwrap_or(0);
         let [of_new, of_cached] = [of_rank(&new), of_rank(&cached)];
@@ -101,7 +101,7 @@ impl RowSplit {
         let (new, cached) = (gathered(new, of_new), gathered(cached, of_cached));
 
         let (pad, mut padded) = (pool.pad_policy(), 0);
-        let own = split.ranks().get(rank).map_or(&[][..], |rank| rank.slots());
+        let own = split.slots(rank);
         let tokens = (0..ranks).map(|rank| split.rows(rank).into_iter().flatten().collect()).collect();
         let own_slots = filled::<usize>(tokens, of_new).map(|token| {
             let slot = token.and_then(|token| own.get(token)).copied();

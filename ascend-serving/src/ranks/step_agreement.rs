@@ -8,7 +8,7 @@ use ascend_attention::{Stream, Tensor, Violation};
 use crate::backends::AttentionShape;
 use crate::batch::BatchRequest;
 use crate::error::Result;
-use crate::kv::{CacheShape, Interleave, SequenceStamp};
+use crate::kv::{CacheShape, SequenceStamp};
 use crate::rules;
 
 /// A number that is the same on all ranks: what it is, and how it is written.
@@ -142,12 +142,12 @@ impl SequenceNames {
     pub(super) fn terms(
         &self,
         (shape, cache, dtype): (AttentionShape, CacheShape, DType),
-        share: Interleave,
+        tokens_in_run: usize,
         requests: &[BatchRequest<'_>],
         form: i64,
     ) -> StepTerms {
         let AttentionShape { heads, kv_heads, head_dim, scale, emulated_only_soft_cap } = shape;
-        let numbers = [requests.len(), share.tokens_in_run(), cache.layers, heads, kv_heads, head_dim, cache.value_dim];
+        let numbers = [requests.len(), tokens_in_run, cache.layers, heads, kv_heads, head_dim, cache.value_dim];
         let mut terms: Vec<i64> = numbers.map(|number| number as i64).to_vec();
         let factors = [scale, emulated_only_soft_cap.unwrap_or(0.0)].map(|factor| factor.to_bits().cast_signed());
         terms.push(i64::from(dtype.acl()));

@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 
 use ascend_attention::f16;
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, Cache, CacheShape, CacheWrite, CachedRows, Interleave, PadPolicy, PageTable,
-    PagedKvCache, Sequence, check_slots, kernel_blocks, slot,
+    Audit, AuditRequest, BlockPool, Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PageTable, PagedKvCache,
+    Sequence, check_slots, kernel_blocks, slot,
 };
 
 use ascend_serving::{Causality, PrefixCache};
@@ -97,12 +97,6 @@ pub const CALLS: &[Call] = &[
     }),
     ("slot", |draw| {
         let _ = slot(&row(draw), draw.usize(), draw.usize());
-    }),
-    ("Interleave", |draw| {
-        if let Ok(share) = Interleave::new(draw.usize(), draw.usize()) {
-            let _ = (share.rank_of(draw.usize()), share.local_len(draw.usize(), draw.usize()));
-            let _ = share.slot(&row(draw), draw.usize(), draw.usize(), draw.usize());
-        }
     }),
     ("kernel_blocks", |draw| {
         let _ = kernel_blocks(&row(draw), draw.usize(), draw.usize());

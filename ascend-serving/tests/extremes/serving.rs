@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use ascend_attention::attention::PerRequest;
 use ascend_attention::{bf16, f16};
-use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
     Causality, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting, EncoderAttention,
@@ -315,10 +315,9 @@ pub const CALLS: &[Call] = &[
         stream.synchronize().unwrap();
     }),
     ("ContextParallel", |draw| {
-        let Ok(share) = Interleave::new(draw.usize(), draw.usize()) else {
-            return;
-        };
-        if let Ok(parallel) = ContextParallel::new(share, draw.usize()) {
+        if let Ok(parallel) = ContextParallel::new(draw.usize(), draw.usize(), draw.usize()) {
+            let _ = (parallel.rank_of(draw.usize()), parallel.local_len(draw.usize(), draw.usize()));
+            let _ = parallel.slot(&row(draw), draw.usize(), draw.usize());
             let requests = draw.few(Request::draw);
             let requests: Vec<_> = requests.iter().map(Request::view).collect();
             let _ = (parallel.pool_block_size(), parallel.split(&requests, pad(draw)));
@@ -347,8 +346,7 @@ pub const CALLS: &[Call] = &[
         let _ = AttentionMetadata::new(&[request], settings);
         (request.cached, request.new) = (draw.usize(), draw.usize());
         let _ = AttentionMetadata::new(&[request], settings);
-        let share = Interleave::new(2, 8).unwrap();
-        let parallel = ContextParallel::new(share, 8).unwrap();
+        let parallel = ContextParallel::new(2, 8, 8).unwrap();
         let _ = parallel.split(&[request], PadPolicy::SkipNegative);
     }),
     ("Backends::prefer", |draw| {

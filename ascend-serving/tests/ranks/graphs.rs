@@ -1,7 +1,6 @@
 //! Decode steps over divided contexts, replayed from graphs.
 
 use super::*;
-use ascend_serving::ContextPart;
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
@@ -106,7 +105,7 @@ fn what_graphs_cannot_hold_is_refused_and_computed_without_them() {
         step.forward_into(1, inputs, &mut own).unwrap();
         assert_eq!(own.download(&stream).unwrap(), vec![bf16::ONE; 2 * DIM]);
         let marks: Vec<_> = step.marks().iter().map(|(part, _)| *part).collect();
-        assert_eq!(marks, [ContextPart::Start, ContextPart::Merge].repeat(LAYERS));
+        assert_eq!(marks, ["start", "merge"].repeat(LAYERS));
         step.end().unwrap();
         // Rows of the captured size are sent, one of them padding, of two heads: queries, results, log-sum-exps.
         assert_eq!(sent, 2 * 2 * (2 * DIM * size_of::<bf16>() + size_of::<f32>()) as u64);

@@ -63,7 +63,7 @@ fn schedule(rank: Communicator, case: &LatentCase) -> Result<(), String> {
         let cached = case.cached[request];
         attention.grow(&stream, sequence, cached).unwrap();
         let split = attention.division().split(&[BatchRequest::of(sequence, cached)], PAD).unwrap();
-        let slots = split.ranks()[number].slots();
+        let slots = split.slots(number);
         for layer in 0..LAYERS {
             let [latent, rope] = parts(&stream, &case.keys(request, layer).packed(0..cached), 1);
             let write = CacheWrite::plan(attention.cache(), &stream, slots, &latent, &rope).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use approx::abs_diff_eq;
 use ascend_attention::comm::Communicator;
 use ascend_attention::{Element, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     Attention, AttentionShape, Backends, BatchRequest, ContextAttention, ContextParallel, Error, Result, StatePolicy,
     TensorParallel, rules,

@@ -175,7 +175,7 @@ fn ranks_without_rows_take_part() {
 /// Every token is a row of one rank, whose rows differ by two of each request at most.
 #[test]
 fn rows_of_ranks_are_the_tokens_of_a_step() {
-    let division = ContextParallel::new(Interleave::new(4, 16).unwrap(), 128).unwrap();
+    let division = ContextParallel::new(4, 16, 128).unwrap();
     let tokens = [19, 1, 800, 8];
     let rows: Vec<Vec<usize>> = (0..4).map(|request| vec![2 * request, 2 * request + 1]).collect();
     let requests: Vec<_> = rows.iter().zip(tokens).map(|(row, new)| BatchRequest::in_row(row, 3, new)).collect();
@@ -196,7 +196,7 @@ fn forward_rows(
     sequence: &Sequence,
     new: usize,
 ) -> Result<()> {
-    let (shape, ranks) = (attention.shape(), attention.division().share().ranks());
+    let (shape, ranks) = (attention.shape(), attention.division().ranks());
     let mut step = attention.begin_rows(stream, &[BatchRequest::of(sequence, new)])?;
     let rows = step.rows().iter().map(|rows| rows.len()).sum();
     let (query, key) = (ones(stream, rows, shape.heads * ranks), ones(stream, rows, shape.kv_heads));
@@ -277,7 +277,7 @@ fn rows_see_tokens_that_were_written_to_the_caches() {
         attention.grow(&stream, &mut sequence, 299).unwrap();
         let split = attention.division().split(&[BatchRequest::of(&sequence, 299)], PAD).unwrap();
         let key = ones(&stream, 299, 1);
-        let slots = split.ranks()[number].slots();
+        let slots = split.slots(number);
         let write = CacheWrite::plan(attention.cache(), &stream, slots, &key, &key).unwrap();
         for layer in 0..LAYERS {
             attention.cache_mut().write(&stream, &write, layer, &key, &key).unwrap();

@@ -3,18 +3,17 @@
 use crate::harness;
 
 use ascend_attention::bf16;
-use ascend_serving::kv::{BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence};
-use ascend_serving::{BatchRequest, ContextParallel, RankStep, rules};
+use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::{BatchRequest, ContextParallel, rules};
 
 const DIM: usize = 64;
 const PAD: PadPolicy = PadPolicy::SkipNegative;
 
 #[test]
 fn divisions_that_cannot_be_are_refused() {
-    let of = |ranks, run, block_size| {
-        let share = Interleave::new(ranks, run).unwrap();
-        ContextParallel::new(share, block_size).map_err(|refused| refused.rule)
-    };
+    let of = |ranks, run, block_size| ContextParallel::new(ranks, run, block_size).map_err(|refused| refused.rule);
+    assert_eq!(of(0, 1, 128), Err(&rules::RANKS_INTERLEAVE));
+    assert_eq!(of(2, 0, 128), Err(&rules::RANKS_INTERLEAVE));
     assert_eq!(of(16, 1, 128), Err(&rules::RANKS_PARTS));
     assert_eq!(of(2, 3, 128), Err(&rules::RANKS_INTERLEAVE));
     let parallel = of(15, 16, 128).unwrap();
@@ -54,9 +53,9 @@ fn divisions_that_cannot_be_are_refused() {
     // What the ranks have adds up to what there is.
     let long = BatchRequest::in_row(&[0], 1000, 3);
     let split = parallel.split(&[long], PAD).unwrap();
-    let keys = split.ranks().iter().map(|rank| rank.kv_lengths().lengths()[0]);
+    let keys = (0..split.ranks()).map(|rank| split.kv_lengths(rank)[0]);
     assert_eq!(keys.sum::<usize>(), 1000);
-    let slots = split.ranks().iter().flat_map(RankStep::slots);
+    let slots = (0..split.ranks()).flat_map(|rank| split.slots(rank));
     assert_eq!(slots.filter(|slot| **slot >= 0).count(), 3);
 }
 
@@ -68,7 +67,7 @@ fn one_rank_over_a_cache_reads_what_the_cache_has() {
     let mut one = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
     let other = PagedKvCache::<bf16>::new(stream.device(), 8, 128, shape, PAD).unwrap();
     let mut other = other.with_pool(one.pool()).unwrap();
-    let parallel = ContextParallel::new(Interleave::new(1, 128).unwrap(), 128).unwrap();
+    let parallel = ContextParallel::new(1, 128, 128).unwrap();
     let split = |sequence: &Sequence, new| {
         let split = parallel.split(&[BatchRequest::of(sequence, new)], PAD);
         split.map(drop).map_err(|refused| refused.rule)

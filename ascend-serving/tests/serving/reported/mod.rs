@@ -17,12 +17,11 @@ use ascend_attention::attention::{CallLengths, Cumulative, PerRequest};
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{
-    Audit, AuditRequest, BlockPool, CacheShape, Interleave, PadPolicy, PagedKvCache, Sequence, check_slots,
-    kernel_blocks,
+    Audit, AuditRequest, BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence, check_slots, kernel_blocks,
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
-    Causality, Drafting, Error, StatePolicy, rules,
+    Causality, ContextParallel, Drafting, Error, StatePolicy, rules,
 };
 
 const DIM: usize = 64;
@@ -122,7 +121,7 @@ fn other_key_tokens_than_lengths() {
 /// 12842: negative lengths on ranks that hold no part of a context.
 #[test]
 fn negative_local_lengths() {
-    let share = Interleave::new(8, 64).unwrap();
+    let share = ContextParallel::new(8, 64, 64).unwrap();
     let lengths: Vec<usize> = (0..8).map(|rank| share.local_len(70, rank)).collect();
     assert_eq!(lengths, [64, 6, 0, 0, 0, 0, 0, 0]);
     let wrapped = PerRequest::new(vec![3, 0usize.wrapping_sub(5)]).unwrap_err();
