@@ -94,7 +94,7 @@
 //! # Graphs and ranks
 //!
 //! - [`AttentionGraphs`]: decode steps replayed from graphs captured for some sizes; the step is a [`Step`], as without
-//!   graphs. Layers of linear attention too ([`LinearCapture`]).
+//!   graphs. Layers of linear attention too.
 //! - [`GraphPool`]: a graph for each size, with launches of one's own.
 //! - [`TreeGraphs`], [`SparseGraphs`]: drafted trees, and sparse attention, replayed from graphs.
 //! - [`GraphLimits`]: the sizes and lengths that are captured.
@@ -149,12 +149,12 @@ pub use drafts::{
 };
 pub use engine::{
     Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendDeviation,
-    ConvolutionGraphTensors, ConvolutionInputs, CrossAttention, CrossStep, Deviation, EncoderAttention, Encoding,
+    ConvolutionInputs, CrossAttention, CrossStep, Deviation, EncoderAttention, Encoding,
     LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck, RangeFinding, Step, StepComparison,
     compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
-pub use graphs::{GraphLimits, GraphPool, GraphStep, GraphTensors, LinearCapture};
+pub use graphs::{GraphLimits, GraphPool, GraphStep, GraphTensors};
 pub use index::{PageIndices, TokenIndices};
 pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
@@ -195,7 +195,7 @@ pub mod prelude {
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backend,
         Backends, BatchRequest, BatchSettings, Causality, ContextAttention, DraftTree, Drafting, GraphLimits,
-        LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, LinearCapture, PrefixCache,
+        LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, PrefixCache,
         QuantisedQueries, RecordedBatch, SharedPrefixDecode, SplitDecode, StatePolicy, Step, StepCall, StepContext,
         StepProgram, TreeGraphs, TreeRequest, TreeVerification,
     };

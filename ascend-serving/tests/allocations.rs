@@ -20,7 +20,7 @@ use ascend_serving::kv::{
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
     CrossAttention, EncoderAttention, GraphLimits, LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask,
-    LinearCapture, NamedMask, QuantisedQueries, StatePolicy,
+    NamedMask, QuantisedQueries, StatePolicy,
 };
 use ascend_testing::allocations;
 use ascend_testing::harness;
@@ -316,8 +316,18 @@ fn a_mixed_layer_of_a_decode_step_allocates_nothing() {
 fn a_layer_of_linear_attention_allocates_nothing() {
     let Some(stream) = harness::stream_of(Cann::V8_5) else { return };
     let layers = LAYERS * MOST_ROUNDS;
-    let shape =
-        StateShape { layers, value_heads: 2, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 0, convolution: None };
+    let shape = StateShape {
+        layers,
+        key_heads: 2,
+        value_heads: 2,
+        value_dim: 16,
+        key_dim: 16,
+        scale: 0.25,
+        g: false,
+        gk: false,
+        drafts: 0,
+        convolution: None,
+    };
     let states = StatePool::new::<bf16>(&stream, 4, shape).unwrap();
     let pad = PadPolicy::SkipNegative;
     let cache = PagedKvCache::<bf16>::new(stream.device(), 4, BLOCK, CacheShape::new(1, 2, 64), pad).unwrap();
@@ -353,10 +363,13 @@ fn replayed_layers_of_linear_attention_allocate_nothing() {
     }
     let shape = StateShape {
         layers: LAYERS,
+        key_heads: 2,
         value_heads: 2,
         value_dim: 16,
         key_dim: 16,
         scale: 0.25,
+        g: true,
+        gk: false,
         drafts: 1,
         convolution: Some(Convolution { width: 4, channels: 64, silu: true }),
     };
@@ -372,8 +385,8 @@ fn replayed_layers_of_linear_attention_allocate_nothing() {
     let full = LayerGroup::new([LAYERS], Causality::Causal, full, cache, Backends::none().with(Backend::Fused));
     let states = StatePool::new::<bf16>(&stream, 8, shape).unwrap();
     let mut attention = Attention::of_hybrid(LAYERS + 1, [full], 0..LAYERS, states).unwrap();
-    let linear = LinearCapture::new(2).g().convolutions([(); LAYERS].map(|()| (weight.clone(), None)));
-    let limits = GraphLimits::new([3], 256).tokens_each(2).linear(linear);
+    let weights = [(); LAYERS].map(|()| (weight.clone(), None));
+    let limits = GraphLimits::new([3], 256).tokens_each(2).convolutions(weights);
     let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
     let mut sequences = [attention.sequence(), attention.sequence()];
     let mut step = || {
@@ -386,7 +399,7 @@ fn replayed_layers_of_linear_attention_allocate_nothing() {
         let before = allocations::allocations();
         for layer in 0..LAYERS {
             let own = step.linear_tensors(layer).unwrap();
-            step.convolve(layer, (&own.convolution.as_ref().unwrap().x, &weight)).unwrap();
+            step.convolve(layer, (own.x.as_ref().unwrap(), &weight)).unwrap();
             step.forward(layer, own.inputs()).unwrap();
         }
         stream.synchronize().unwrap();

@@ -304,8 +304,18 @@ fn groups_whose_keys_begin_elsewhere_are_refused() {
     assert!(!Attention::of_groups(2, causal).unwrap().deterministic(false).unwrap().is_deterministic());
 
     let stream = device.stream().unwrap();
-    let shape =
-        StateShape { layers: 1, value_heads: 2, value_dim: 16, key_dim: 16, scale: 0.25, drafts: 1, convolution: None };
+    let shape = StateShape {
+        layers: 1,
+        key_heads: 2,
+        value_heads: 2,
+        value_dim: 16,
+        key_dim: 16,
+        scale: 0.25,
+        g: false,
+        gk: false,
+        drafts: 1,
+        convolution: None,
+    };
     let hybrid = |slots| {
         let states = StatePool::new::<bf16>(&stream, slots, shape)?;
         Ok::<_, Error>(Attention::of_hybrid(2, [group(0, Causality::Causal)], [1], states)?)

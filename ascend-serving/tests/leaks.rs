@@ -28,8 +28,8 @@ use ascend_serving::kv::{
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
     Causality, ContextAttention, DraftTree, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup,
-    LayerInputs, LayerMask, LinearCapture, NamedMask, NativeSparse, NativeTensors, PrefixCache, QuantisedQueries,
-    Result, SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, UpProjected, rules,
+    LayerInputs, LayerMask, NamedMask, NativeSparse, NativeTensors, PrefixCache, QuantisedQueries, Result,
+    SharedPrefixDecode, StatePolicy, TreeRequest, TreeVerification, UpProjected, rules,
 };
 use ascend_testing::alone::alone;
 use ascend_testing::faults::*;
@@ -385,10 +385,13 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
         let full = LayerGroup::new([1], Causality::Causal, AttentionShape::new(1, 1, DIM), full, backends);
         let shape = StateShape {
             layers: 2,
+            key_heads: 1,
             value_heads: 1,
             value_dim: DIM,
             key_dim: DIM,
             scale: 0.25,
+            g: false,
+            gk: false,
             drafts: 1,
             convolution: Some(Convolution { width: 4, channels: DIM, silu: true }),
         };
@@ -431,8 +434,8 @@ fn recurrent_steps(_: &Stream, pools: &mut Pools) -> Result<()> {
             step.end()?;
         }
         let weight = ones(&stream, bf16::ONE, [4, DIM])?;
-        let linear = LinearCapture::new(1).convolutions([(weight.clone(), None), (weight.clone(), None)]);
-        let limits = GraphLimits::new([3], 64).linear(linear);
+        let weights = [(weight.clone(), None), (weight.clone(), None)];
+        let limits = GraphLimits::new([3], 64).convolutions(weights);
         let mut graphs = attention.capture_layers(&stream, |layer| attention.mask(layer), &limits)?;
         for sequence in &mut sequences {
             attention.grow(&stream, sequence, 1)?;

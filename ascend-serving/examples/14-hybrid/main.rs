@@ -16,7 +16,7 @@ use std::error::Error;
 
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_serving::prelude::*;
-use ascend_serving::{AnyLayerInputs, LinearCapture, Step};
+use ascend_serving::{AnyLayerInputs, Step};
 
 use dense::Whole;
 use model::{Attend, CONVOLUTION, Delta, FULL, KEY_HEADS, LINEAR, MIXED, Model, STATES, VOCABULARY};
@@ -248,11 +248,10 @@ fn capture(
     attention: &Attention<bf16>,
     weights: &[Tensor<bf16>],
 ) -> ascend_serving::Result<AttentionGraphs<bf16>> {
-    let linear = weights.iter().zip(LINEAR).filter(|(_, linear)| *linear);
-    let linear = linear.map(|(weight, _)| (weight.clone(), None));
-    let linear = LinearCapture::new(KEY_HEADS).g().convolutions(linear);
+    let weights = weights.iter().zip(LINEAR).filter(|(_, linear)| *linear);
+    let weights = weights.map(|(weight, _)| (weight.clone(), None));
     let limits = GraphLimits::new([1, 2, 3, 4], 256).tokens_each(1 + STATES.drafts).drafting(Drafting::Mtp);
-    attention.capture(stream, Causality::Causal, &limits.linear(linear))
+    attention.capture(stream, Causality::Causal, &limits.convolutions(weights))
 }
 
 impl Request {

@@ -15,10 +15,13 @@ const VALUE_HEADS: usize = 4;
 const DIM: usize = 16;
 pub(crate) const STATES: StateShape = StateShape {
     layers: 4,
+    key_heads: KEY_HEADS,
     value_heads: VALUE_HEADS,
     value_dim: DIM,
     key_dim: DIM,
     scale: 0.25,
+    g: true,
+    gk: false,
     drafts: 2,
     convolution: Some(CONVOLUTION),
 };

@@ -129,9 +129,18 @@ impl<T: Element> Attention<T> {
     /// let cache = PagedKvCache::<bf16>::new(device, 8, 128, CacheShape::new(1, 1, 64), PadPolicy::SkipNegative)?;
     /// let full = AttentionShape::new(1, 1, 64);
     /// let full = LayerGroup::new([2], Causality::Causal, full, cache, Backends::standard(device));
-    /// let (value_heads, value_dim, key_dim) = (4, 16, 16);
-    /// let shape =
-    ///     StateShape { layers: 2, value_heads, value_dim, key_dim, scale: 0.25, drafts: 2, convolution: None };
+    /// let shape = StateShape {
+    ///     layers: 2,
+    ///     key_heads: 4,
+    ///     value_heads: 4,
+    ///     value_dim: 16,
+    ///     key_dim: 16,
+    ///     scale: 0.25,
+    ///     g: true,
+    ///     gk: false,
+    ///     drafts: 2,
+    ///     convolution: None,
+    /// };
     /// let states = StatePool::new::<bf16>(&stream, 6, shape)?;
     /// let mut attention = Attention::of_hybrid(3, [full], [0, 1], states)?;
     ///

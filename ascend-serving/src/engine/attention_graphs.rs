@@ -35,7 +35,7 @@ use super::step::{Step, StepCalls};
 /// captured sizes by calls whose number and rows the size fixes ([`AttentionGraphs::backend`]), such as
 /// [`Backend::Fused`](crate::Backend::Fused) and [`Backend::PagedDecode`](crate::Backend::PagedDecode); the book's page
 /// of graphs lists them. A layer of linear attention has a graph of RecurrentGatedDeltaRule, and one of the convolution
-/// in front where the states have one ([`GraphLimits::linear`]). Over a cache of latents the queries are absorbed
+/// in front where the states have one ([`GraphLimits::convolutions`]). Over a cache of latents the queries are absorbed
 /// ([`LatentForm::Absorbed`](crate::LatentForm::Absorbed)), over latents of one byte quantised
 /// ([`LatentForm::Quantised`](crate::LatentForm::Quantised)). From [`Attention::capture`] or
 /// [`Attention::capture_layers`].
@@ -116,15 +116,15 @@ impl<T: Element> Attention<T> {
     /// too many streams; [`DEVICE_DETERMINISTIC`](crate::rules::DEVICE_DETERMINISTIC) as for [`Attention::begin`]; a
     /// broken rule of the call; as for [`Graph::capture`](ascend_attention::Graph::capture).
     ///
-    /// With layers of linear attention [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for limits that do not say what
-    /// these have, and for other heads of keys, weights or biases than the states are for;
+    /// With layers of linear attention [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for weights or biases of other
+    /// convolutions than the states are for;
     /// [`GRAPH_SIZE`](crate::rules::GRAPH_SIZE) for more than 8 tokens of a
     /// request; as for
     /// [`RecurrentGatedDeltaRule::plan`](ascend_attention::recurrent_delta_rule::RecurrentGatedDeltaRule::plan), which
     /// from CANN 9.1 on takes no more rows than the pool has slots, and for
     /// [`CausalConv1d::plan`](ascend_attention::causal_conv::CausalConv1d::plan). Without such layers
-    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for limits that describe some
-    /// ([`GraphLimits::linear`](crate::GraphLimits::linear)).
+    /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for limits with weights of some
+    /// ([`GraphLimits::convolutions`]).
     pub fn capture(
         &self,
         stream: &Stream,
@@ -179,12 +179,11 @@ impl<T: Element> AttentionGraphs<T> {
         limits.check()?;
         let places = attention.places().to_vec();
         check_sinks(stream, groups.len(), &places, limits)?;
-        let described = attention.states().map(|pool| LinearBuffers::<T>::check(pool, limits)).transpose()?;
-        if described.is_none() {
-            limits.check_not_linear()?;
+        match attention.states() {
+            Some(pool) => LinearBuffers::<T>::check(pool, limits)?,
+            None => limits.check_no_convolutions()?,
         }
-        let linear = described.zip(attention.states.as_ref()).map(|(capture, pool)| CapturedLinear::new(pool, capture));
-        let linear = linear.transpose()?;
+        let linear = attention.states.as_ref().map(|pool| CapturedLinear::new(pool, limits)).transpose()?;
         let convolutions = linear.as_ref().map_or(0, |linear| linear.convolutions.len());
         let caches = attention.groups().iter().map(LayerGroup::cache);
         let caches = caches.map(|cache| (0..cache.shape().layers).map(|layer| cache.tensors(layer)).collect());
@@ -208,9 +207,7 @@ impl<T: Element> AttentionGraphs<T> {
                     group.buffers(stream, (own.cache(), own.backends()), requests, &of_group(at))
                 });
                 let groups = groups.collect::<Result<_>>()?;
-                let linear = described
-                    .zip(linear.as_ref())
-                    .map(|(capture, linear)| LinearBuffers::new(linear, stream, capture, (requests, rows)));
+                let linear = linear.as_ref().map(|linear| LinearBuffers::new(linear, stream, (requests, rows)));
                 Ok(SizeBuffers { groups, linear: linear.transpose()? })
             },
             |capture, _, layer, buffers: &SizeBuffers<T>| {

@@ -31,7 +31,7 @@ impl<'a, T: Element> Step<'a, T> {
     }
 
     /// The graphs' tensors of a layer of linear attention in a step that is replayed, to be filled in place on the
-    /// step's stream: [`convolve`](Self::convolve) with their `convolution.x`, and [`forward`](Self::forward) with
+    /// step's stream: [`convolve`](Self::convolve) with their `x`, and [`forward`](Self::forward) with
     /// their [`inputs`](LinearGraphTensors::inputs), copy nothing. Padding rows may hold anything. All layers of linear
     /// attention share these tensors: until this layer is queued, no other one can be convolved or queued, nor its
     /// tensors taken.

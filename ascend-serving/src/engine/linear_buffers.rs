@@ -6,11 +6,11 @@ use ascend_attention::delta_rule::{DeltaSequences, DeltaTensors};
 use ascend_attention::graph::Capturing;
 use ascend_attention::recurrent_delta_rule::{RecurrentDeltaPlan, RecurrentGatedDeltaRule};
 use ascend_attention::spec::ops::delta_rule::MOST_TOKENS;
-use ascend_attention::{Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, DType, Element, Stream, Tensor, Violation};
 
 use crate::error::{Error, Result};
-use crate::graphs::{ConvolutionWeights, GraphLimits, GroupBuffers, LinearCapture, RowsPerRequest, zeros};
-use crate::kv::{StateLease, StatePool, no_layer};
+use crate::graphs::{ConvolutionWeights, GraphLimits, GroupBuffers, RowsPerRequest, zeros};
+use crate::kv::{Convolution, StateLease, StatePool, no_layer};
 use crate::rules;
 
 use super::convolution_calls::{ConvolutionCalls, ConvolutionRows, ConvolutionTensors};
@@ -32,13 +32,13 @@ pub(super) struct CapturedLinear<T: Element> {
 pub(super) type TypedWeights<T> = (Tensor<T>, Option<Tensor<T>>);
 
 impl<T: Element> CapturedLinear<T> {
-    /// The layers that limits describe, which were checked.
-    pub(super) fn new(pool: &Arc<StatePool>, capture: &LinearCapture) -> Result<Self> {
+    /// The layers over a pool, with the convolutions of limits, which were checked.
+    pub(super) fn new(pool: &Arc<StatePool>, limits: &GraphLimits) -> Result<Self> {
         let typed = |(weight, bias): &ConvolutionWeights| {
             let bias = bias.as_ref().map(|bias| bias.clone().typed::<T>()).transpose()?;
             Ok((weight.clone().typed::<T>()?, bias))
         };
-        let convolutions = capture.convolutions.iter().map(typed).collect::<Result<_>>()?;
+        let convolutions = limits.convolutions.iter().map(typed).collect::<Result<_>>()?;
         Ok(Self { pool: Arc::clone(pool), convolutions })
     }
 }
@@ -48,8 +48,10 @@ impl<T: Element> CapturedLinear<T> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct LinearGraphTensors<T: Element> {
-    /// The rows of the convolution in front; `None` where the pool has none.
-    pub convolution: Option<ConvolutionGraphTensors<T>>,
+    /// What the convolution in front reads, `[rows, channels]`; `None` where the pool has none.
+    pub x: Option<Tensor<T>>,
+    /// What the convolution in front writes, `[rows, channels]`; `None` where the pool has none.
+    pub y: Option<Tensor<T>>,
     /// Queries, `[rows, Nk, Dk]`.
     pub query: Tensor<T>,
     /// Keys, `[rows, Nk, Dk]`.
@@ -58,22 +60,12 @@ pub struct LinearGraphTensors<T: Element> {
     pub value: Tensor<T>,
     /// The part of each correction that is made, `[rows, Nv]`.
     pub beta: Tensor<T>,
-    /// The logarithm of the decay of each head, `[rows, Nv]`, where it is captured.
+    /// The logarithm of the decay of each head, `[rows, Nv]`, where the layers have it.
     pub g: Option<Tensor<f32>>,
-    /// The logarithm of the decay of each column, `[rows, Nv, Dk]`, where it is captured.
+    /// The logarithm of the decay of each column, `[rows, Nv, Dk]`, where the layers have it.
     pub gk: Option<Tensor<f32>>,
     /// What is read from the states, `[rows, Nv, Dv]`.
     pub output: Tensor<T>,
-}
-
-/// The rows of a captured convolution.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct ConvolutionGraphTensors<T: Element> {
-    /// What is convolved, `[rows, channels]`.
-    pub x: Tensor<T>,
-    /// What the convolution writes, `[rows, channels]`.
-    pub y: Tensor<T>,
 }
 
 impl<T: Element> LinearGraphTensors<T> {
@@ -96,17 +88,10 @@ pub(super) struct LinearBuffers<T: Element> {
 }
 
 impl<T: Element> LinearBuffers<T> {
-    /// Refuses limits of which no graph can be captured: more tokens of a request than the operator takes, and limits
-    /// that do not say what the layers have.
-    pub(super) fn check<'l>(pool: &StatePool, limits: &'l GraphLimits) -> Result<&'l LinearCapture, Violation> {
-        let Some(capture) = &limits.linear else {
-            return Err(Violation::new(
-                &rules::GRAPH_INPUTS,
-                "limits that do not say what layers of linear attention bring",
-                "limits with their heads, decays and convolutions",
-                "describe the layers by `GraphLimits::linear`",
-            ));
-        };
+    /// Refuses limits of which no graph can be captured: more tokens of a request than the operator takes, weights of
+    /// another number of layers than the pool has, or of any where it has no convolution, and weights of other shapes
+    /// or another type.
+    pub(super) fn check(pool: &StatePool, limits: &GraphLimits) -> Result<(), Violation> {
         let RowsPerRequest(each) = limits.each;
         let most = MOST_TOKENS as usize;
         if each > most {
@@ -118,33 +103,41 @@ impl<T: Element> LinearBuffers<T> {
                  graph",
             ));
         }
-        capture.check(pool, T::DTYPE)?;
-        Ok(capture)
+        let shape = pool.shape();
+        let (given, wanted) = (limits.convolutions.len(), shape.convolution.map_or(0, |_| shape.layers));
+        if given != wanted {
+            return Err(Violation::new(
+                &rules::GRAPH_INPUTS,
+                format_args!("weights of the convolutions of {given} layers of linear attention"),
+                match shape.convolution {
+                    Some(_) => format!("of all {wanted}, as the `StateShape` has a convolution"),
+                    None => "none, as the `StateShape` has no convolution".to_owned(),
+                },
+                "give the weights of each layer of linear attention to `GraphLimits::convolutions`, where the pool of \
+                 states has a convolution",
+            ));
+        }
+        shape.convolution.map_or(Ok(()), |convolution| check_weights(&limits.convolutions, convolution, T::DTYPE))
     }
 
     /// Allocates the buffers of `requests` requests with `rows` rows together, and plans their calls.
-    pub(super) fn new(
-        linear: &CapturedLinear<T>,
-        stream: &Stream,
-        capture: &LinearCapture,
-        (requests, rows): (usize, usize),
-    ) -> Result<Self> {
+    pub(super) fn new(linear: &CapturedLinear<T>, stream: &Stream, (requests, rows): (usize, usize)) -> Result<Self> {
         let pool = &*linear.pool;
         let device = stream.device();
         let shape = pool.shape();
-        let (key_heads, [g, gk]) = (capture.key_heads, capture.decays);
         let [heads, dim] = [shape.value_heads, shape.value_dim];
-        let keys = || zeros::<T>(device, [rows, key_heads, shape.key_dim]);
+        let keys = || zeros::<T>(device, [rows, shape.key_heads, shape.key_dim]);
         let decays = |wanted: bool, columns: usize| wanted.then(|| zeros::<f32>(device, [rows, heads, columns]));
-        let of_heads = decays(g, 1).transpose()?.map(|g| g.reshape([rows, heads]));
+        let of_heads = decays(shape.g, 1).transpose()?.map(|g| g.reshape([rows, heads]));
         let mut tensors = LinearGraphTensors {
-            convolution: None,
+            x: None,
+            y: None,
             query: keys()?,
             key: keys()?,
             value: zeros(device, [rows, heads, dim])?,
             beta: zeros::<T>(device, [rows, heads, 1])?.reshape([rows, heads])?,
             g: of_heads.transpose()?,
-            gk: decays(gk, shape.key_dim).transpose()?,
+            gk: decays(shape.gk, shape.key_dim).transpose()?,
             // Rows of padding are not written: they hold zeros, or what an earlier step has left there.
             output: zeros(device, [rows, heads, dim])?,
         };
@@ -174,7 +167,7 @@ impl<T: Element> LinearBuffers<T> {
                 let given = ConvolutionTensors { x: &x, weight, bias: bias.as_ref(), windows: &windows };
                 let calls = ConvolutionCalls::plan(pool, stream, (&numbers, keeps), given)?;
                 let x = calls.own_rows().cloned().unwrap_or(x);
-                tensors.convolution = Some(ConvolutionGraphTensors { x, y });
+                (tensors.x, tensors.y) = (Some(x), Some(y));
                 Some(calls)
             }
             _ => None,
@@ -189,11 +182,10 @@ impl<T: Element> LinearBuffers<T> {
         linear: &CapturedLinear<T>,
         layer: usize,
     ) -> Result<()> {
-        let weights = linear.convolutions.get(layer);
-        let rows = self.tensors.convolution.as_ref();
-        let (Some(calls), Some(ConvolutionGraphTensors { x, y }), Some((weight, bias))) =
-            (&self.convolution, rows, weights)
-        else {
+        let LinearGraphTensors { x: Some(x), y: Some(y), .. } = &self.tensors else {
+            return Err(no_layer(layer, 0));
+        };
+        let (Some(calls), Some((weight, bias))) = (&self.convolution, linear.convolutions.get(layer)) else {
             return Err(no_layer(layer, linear.convolutions.len()));
         };
         let windows = linear.pool.windows(layer)?.clone().typed::<T>()?;
@@ -220,4 +212,32 @@ impl<T: Element> LinearBuffers<T> {
         }
         Ok(())
     }
+}
+
+/// Refuses weights of other shapes than the convolution's or of another type, and biases of some layers alone.
+fn check_weights(
+    convolutions: &[ConvolutionWeights],
+    Convolution { width, channels, .. }: Convolution,
+    dtype: DType,
+) -> Result<(), Violation> {
+    let has_bias = convolutions.first().is_some_and(|(_, bias)| bias.is_some());
+    for (own, (weight, bias)) in convolutions.iter().enumerate() {
+        let fits = |tensor: &AnyTensor, shape: &[usize]| tensor.shape() == shape && tensor.dtype() == dtype;
+        let bias_fits = bias.as_ref().map_or(!has_bias, |bias| has_bias && fits(bias, &[channels]));
+        if fits(weight, &[width, channels]) && bias_fits {
+            continue;
+        }
+        let bias = bias.as_ref().map_or_else(|| "no bias".to_owned(), |bias| format!("bias {}", bias.desc()));
+        return Err(Violation::new(
+            &rules::GRAPH_INPUTS,
+            format_args!("weights {} and {bias} in layer {own} of linear attention, counted from 0", weight.desc()),
+            format_args!(
+                "weights [{width}, {channels}] of {dtype}, and {}",
+                if has_bias { format!("a bias [{channels}] in every layer") } else { "no bias in any layer".into() }
+            ),
+            "give weights as `[width, channels]`, the model's `[channels, width]` transposed, of the type of the \
+                 cache, and a bias of all layers or of none: zeros are none",
+        ));
+    }
+    Ok(())
 }

@@ -1,11 +1,10 @@
 //! The layers of linear attention of a step in progress.
 
 use ascend_attention::delta_rule::DeltaTensors;
-use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
+use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
 use crate::error::{Error, Result};
 use crate::kv::no_layer;
-use crate::rules;
 
 use super::convolution_step::{ConvolutionInputs, ConvolutionStep};
 use super::layer_check::{StepRows, check_output};
@@ -21,8 +20,6 @@ pub(super) struct LinearStep<'a, T: Element> {
     convolution: Option<ConvolutionStep<T>>,
     /// What the first layer has prepared for all.
     calls: Option<Vec<DeltaCall>>,
-    /// Whether the first layer has decays of heads, and of columns.
-    decays: Option<[bool; 2]>,
     rows: StepRows<'a>,
 }
 
@@ -31,7 +28,7 @@ impl<'a, T: Element> LinearStep<'a, T> {
     pub(super) fn new(leased: Option<&LeasedStates<'_>>, rows: StepRows<'a>) -> Self {
         let runs = leased.map_or(Vec::new(), |leased| DeltaRun::of(leased.states()));
         let convolution = leased.and_then(|leased| ConvolutionStep::of(leased.pool(), leased.states()));
-        Self { runs, convolution, calls: None, decays: None, rows }
+        Self { runs, convolution, calls: None, rows }
     }
 
     /// Queues the convolution of a layer.
@@ -67,23 +64,11 @@ impl<'a, T: Element> LinearStep<'a, T> {
         if let Some(output) = into {
             check_output("output", output, (stream.device(), tensors.value.shape()), given)?;
         }
-        let decays = [tensors.g.is_some(), tensors.gk.is_some()];
-        if let Some(first) = self.decays.filter(|first| *first != decays) {
-            let text = |[heads, columns]: [bool; 2]| format!("{} of heads, {} of columns", some(heads), some(columns));
-            return Err(Violation::new(
-                &rules::STEP_LAYERS,
-                format_args!("decays in layer {layer}, of linear attention: {}", text(decays)),
-                format_args!("those of the step's first one: {}", text(first)),
-                "bring `g`, and `gk`, in every layer of linear attention or in none; zeros are no decay",
-            )
-            .into());
-        }
         let calls = match &self.calls {
             Some(calls) => calls,
             None => {
                 let calls = self.runs.iter().map(|run| run.plan(pool, stream, states, tensors));
                 let calls = calls.collect::<Result<Vec<_>>>()?;
-                self.decays = Some(decays);
                 self.calls.insert(calls.into_iter().flatten().collect())
             }
         };
@@ -122,8 +107,4 @@ pub(super) fn by_name<'a, T: Element>(tensors: &DeltaTensors<'a, T>) -> [(&'stat
         ("g", g.map(|tensor| &**tensor)),
         ("gk", gk.map(|tensor| &**tensor)),
     ]
-}
-
-fn some(given: bool) -> &'static str {
-    if given { "some" } else { "none" }
 }

@@ -15,7 +15,7 @@ use super::convolution_step::ConvolutionInputs;
 use super::layer_check::{STEP_HEADS_FIX, StepRows, check_output};
 use super::layer_group::LayerPlace;
 use super::leased_states::LeasedStates;
-use super::linear_buffers::{ConvolutionGraphTensors, LinearBuffers, SizeBuffers, TypedWeights};
+use super::linear_buffers::{LinearBuffers, LinearGraphTensors, SizeBuffers, TypedWeights};
 use super::linear_step::by_name;
 
 /// The layers of a step that is replayed from graphs, and what was captured with them.
@@ -43,10 +43,10 @@ const SINKS_FIX: &str = "leave the sinks out, or bring the tensor that `GraphLim
      layer; for other sinks copy them into that tensor, and for sinks of layers without them capture again";
 
 /// How to bring the tensors of a layer of linear attention.
-const LINEAR_HEADS_FIX: &str = "bring the heads of the `StateShape` and of `LinearCapture`";
+const LINEAR_HEADS_FIX: &str = "bring the heads of the `StateShape`";
 
 /// How to bring the weights of a captured convolution.
-const WEIGHTS_FIX: &str = "bring the tensor that `LinearCapture::convolutions` got for the layer, and copy other \
+const WEIGHTS_FIX: &str = "bring the tensor that `GraphLimits::convolutions` got for the layer, and copy other \
      numbers into it";
 
 impl<'a, T: Element> ReplayedLayers<'a, T> {
@@ -175,10 +175,10 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         let copies = by_name(inputs).into_iter().zip(by_name(&captured));
         let copies = copies.map(|((name, given), (_, captured))| (name, given, captured));
         let of_layer = format_args!("layer {layer} of linear attention");
-        let overwritten = own.convolution.as_ref().filter(|_| self.convolved != Some(place.layer));
+        let overwritten = own.y.as_ref().filter(|_| self.convolved != Some(place.layer));
         for (name, given, captured) in copies.clone() {
             if let (Some(rows), Some(given)) = (overwritten, given)
-                && given.overlaps(&rows.y)
+                && given.overlaps(rows)
             {
                 let text =
                     format_args!("{name} in layer {layer}, in rows that the convolution of another has overwritten");
@@ -187,31 +187,14 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
                      that is contiguous already is no copy, whatever `contiguous` and `reshape` return",
                 ));
             }
-            match (given, captured) {
-                (Some(given), Some(captured)) => {
-                    self.check_rows((name, given, captured), of_layer, LINEAR_HEADS_FIX)?;
-                }
-                (None, None) => {}
-                (given, _) => {
-                    let [given, allowed] = match given {
-                        Some(_) => ["", "no "],
-                        None => ["no ", ""],
-                    };
-                    return Err(Violation::new(
-                        &rules::GRAPH_INPUTS,
-                        format_args!("{given}`{name}` in layer {layer}, of linear attention"),
-                        format_args!("{allowed}`{name}`, as the layers were captured"),
-                        "bring the decays that `LinearCapture` names, or capture with those that the layers bring; \
-                         zeros are no decay",
-                    )
-                    .into());
-                }
+            if let (Some(given), Some(captured)) = (given, captured) {
+                self.check_rows((name, given, captured), of_layer, LINEAR_HEADS_FIX)?;
             }
         }
         if let Some(output) = into {
             let read = copies.clone().flat_map(|(name, given, own)| [(name, given), ("that of the graph", own)]);
             let read = read.filter_map(|(name, tensor)| Some((name, tensor?)));
-            let rows = own.convolution.iter().flat_map(|rows| [&rows.x, &rows.y]).chain([&own.output]);
+            let rows = own.x.iter().chain(&own.y).chain([&own.output]);
             let others = read.chain(rows.map(|rows| ("that of the graph", &**rows)));
             check_output("output", output, (stream.device(), own.output.shape()), others)?;
         }
@@ -230,8 +213,8 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         inputs: &ConvolutionInputs<'_, T>,
         (queued, leased): (&mut QueuedLayers, &mut LeasedStates<'_>),
     ) -> Result<Tensor<T>> {
-        let (Some(ConvolutionGraphTensors { x, y }), Some((weight, bias))) =
-            (&self.linear(place)?.tensors.convolution, self.convolutions.get(place.layer))
+        let (LinearGraphTensors { x: Some(x), y: Some(y), .. }, Some((weight, bias))) =
+            (&self.linear(place)?.tensors, self.convolutions.get(place.layer))
         else {
             return Err(self.missing(place));
         };

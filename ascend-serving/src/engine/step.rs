@@ -263,7 +263,7 @@ impl<'a, T: Element> Step<'a, T> {
     ///
     /// Of replays also [`STEP_HEADS`](crate::rules::STEP_HEADS) for rows of other channels,
     /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for other weights or another bias than those of the capture
-    /// ([`LinearCapture::convolutions`](crate::LinearCapture::convolutions)), also where other numbers are in them;
+    /// ([`GraphLimits::convolutions`](crate::GraphLimits::convolutions)), also where other numbers are in them;
     /// [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY), [`STATE_TORN`](crate::rules::STATE_TORN) and launches as for
     /// [`forward`](Self::forward).
     pub fn convolve<'i>(&mut self, layer: usize, inputs: impl Into<ConvolutionInputs<'i, T>>) -> Result<&Tensor<T>> {
@@ -395,6 +395,7 @@ impl<'a, T: Element> Step<'a, T> {
         };
         layers.check_not_repeated(layer)?;
         leased.check_layer(layer, place.layer)?;
+        leased.pool().shape().check_tensors(layer, tensors)?;
         let output = match calls {
             StepCalls::Planned(planned) => planned.linear.queue_layer(stream, (layer, place), tensors, into, leased),
             StepCalls::Replayed(replayed) => {

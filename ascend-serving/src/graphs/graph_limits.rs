@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::rules;
 
-use super::linear_capture::LinearCapture;
+/// The weights of a layer's convolution and its bias, if it has one.
+pub(crate) type ConvolutionWeights = (AnyTensor, Option<AnyTensor>);
 
 /// Limits of the steps that graphs are captured for: a graph has the shapes of one size, and steps are padded to it.
 #[derive(Clone, Debug)]
@@ -25,8 +26,8 @@ pub struct GraphLimits {
     pub(crate) learnable_sinks: Vec<Option<AnyTensor>>,
     /// How the drafts of the steps are made, if that is said.
     pub(crate) drafting: Option<Drafting>,
-    /// What layers of linear attention have, in a model with such layers.
-    pub(crate) linear: Option<LinearCapture>,
+    /// The weights of the convolution of each layer of linear attention; empty without convolutions.
+    pub(crate) convolutions: Vec<ConvolutionWeights>,
 }
 
 /// Query rows of each request of a captured size. It converts between the sizes of engines, in requests, and those of
@@ -59,7 +60,7 @@ impl GraphLimits {
             blocks: usize::MAX,
             learnable_sinks: Vec::new(),
             drafting: None,
-            linear: None,
+            convolutions: Vec::new(),
         }
     }
 
@@ -94,19 +95,16 @@ impl GraphLimits {
         self
     }
 
-    /// Refuses limits of layers of linear attention where none are captured.
-    pub(crate) fn check_not_linear(&self) -> Result<(), Violation> {
-        match self.linear {
-            None => Ok(()),
-            Some(_) => {
-                let given = "layers of linear attention in limits of graphs that have none";
-                Err(Violation::new(
-                    &rules::GRAPH_INPUTS,
-                    given,
-                    "limits without such layers",
-                    "leave `GraphLimits::linear` out: only an `Attention::of_hybrid` captures such layers",
-                ))
-            }
+    /// Refuses weights of convolutions where no layers of linear attention are captured.
+    pub(crate) fn check_no_convolutions(&self) -> Result<(), Violation> {
+        match self.convolutions.len() {
+            0 => Ok(()),
+            layers => Err(Violation::new(
+                &rules::GRAPH_INPUTS,
+                format_args!("weights of the convolutions of {layers} layers of linear attention"),
+                "none, in graphs without such layers",
+                "leave `GraphLimits::convolutions` out: only an `Attention::of_hybrid` captures such layers",
+            )),
         }
     }
 
@@ -115,7 +113,7 @@ impl GraphLimits {
     /// and sinks.
     pub(crate) fn check_of_other_layers(&self, sinks_fix: &'static str) -> Result<()> {
         self.check()?;
-        self.check_not_linear()?;
+        self.check_no_convolutions()?;
         if let Some(drafting) = self.drafting {
             return Err(Error::invalid(
                 "drafting",
@@ -182,10 +180,77 @@ impl GraphLimits {
         self
     }
 
-    /// Sets what layers of linear attention have, which only a model with such layers is captured with
-    /// ([`Attention::of_hybrid`](crate::Attention::of_hybrid)).
-    pub fn linear(mut self, layers: LinearCapture) -> Self {
-        self.linear = Some(layers);
+    /// Sets the weights `[width, channels]` (those of PyTorch's modules transposed) of the convolution of each layer of
+    /// linear attention, in the order in which [`Attention::of_hybrid`](crate::Attention::of_hybrid) names the layers,
+    /// and the bias `[channels]` of those that have one: of all layers or of none. The graphs read them where they are:
+    /// to change them, copy other numbers into the tensors. At most one layer more than [`CacheShape::MAX_LAYERS`] is
+    /// kept: no model has more.
+    ///
+    /// ```
+    /// use ascend_attention::delta_rule::DeltaTensors;
+    /// use ascend_attention::spec::{Cann, Soc};
+    /// use ascend_attention::{Machine, Runtime, bf16};
+    /// use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, StatePool, StateShape};
+    /// use ascend_serving::{
+    ///     Attention, AttentionShape, Backends, BatchRequest, Causality, GraphLimits, LayerGroup, StatePolicy,
+    /// };
+    ///
+    /// # fn main() -> ascend_serving::Result<()> {
+    /// # #[cfg(feature = "emulation")] {
+    /// let stream = Runtime::emulated_as(&Machine::new(Soc::AtlasA2, Cann::V9_1))?.device(0)?.stream()?;
+    /// let device = stream.device();
+    /// let cache = PagedKvCache::<bf16>::new(device, 8, 128, CacheShape::new(1, 1, 64), PadPolicy::SkipNegative)?;
+    /// let full = AttentionShape::new(1, 1, 64);
+    /// let full = LayerGroup::new([1], Causality::Causal, full, cache, Backends::standard(device));
+    /// // Layer 0 has states of a head, behind a convolution of queries, keys and values of 16 elements each.
+    /// let convolution = Some(Convolution { width: 4, channels: 48, silu: true });
+    /// let shape = StateShape {
+    ///     layers: 1,
+    ///     key_heads: 1,
+    ///     value_heads: 1,
+    ///     value_dim: 16,
+    ///     key_dim: 16,
+    ///     scale: 0.25,
+    ///     g: true,
+    ///     gk: false,
+    ///     drafts: 0,
+    ///     convolution,
+    /// };
+    /// let mut attention = Attention::of_hybrid(2, [full], [0], StatePool::new::<bf16>(&stream, 4, shape)?)?;
+    /// let rows = |shape: &[usize]| stream.upload(&vec![bf16::from_f32(0.25); shape.iter().product()], shape);
+    /// let weight = rows(&[4, 48])?;
+    ///
+    /// // Decodes of up to 4 requests, one for each slot.
+    /// let limits = GraphLimits::new([1, 4], 512).convolutions([(weight.clone(), None)]);
+    /// let mut graphs = attention.capture(&stream, Causality::Causal, &limits)?;
+    ///
+    /// let mut sequence = attention.sequence();
+    /// let (mixed, wide, beta) = (rows(&[1, 48])?, rows(&[1, 1, 64])?, rows(&[1, 1])?);
+    /// let decay = stream.upload(&[-0.1f32], [1, 1])?;
+    /// for _ in 0..3 {
+    ///     attention.grow(&stream, &mut sequence, 1)?;
+    ///     let mut metadata = attention.metadata(&[BatchRequest::of(&sequence, 1)], StatePolicy::default())?;
+    ///     let mut step = graphs.begin(&stream, &mut metadata)?;
+    ///     let convolved = step.convolve(0, (&mixed, &weight))?.narrow(0, 0..1)?;
+    ///     let part = |from: usize| convolved.narrow(1, from..from + 16)?.contiguous(&stream)?.reshape([1, 1, 16]);
+    ///     // Here a model normalises queries and keys, each head to length 1: neither graph nor operator does.
+    ///     let (query, key, value) = (part(0)?, part(16)?, part(32)?);
+    ///     let output = step.forward(0, DeltaTensors::new((&query, &key, &value), &beta).g(&decay))?;
+    ///     assert_eq!(output.shape(), [1, 1, 16]);
+    ///     step.forward(1, (&wide, &wide, &wide))?;
+    ///     step.end()?;
+    /// }
+    /// assert_eq!(attention.computed_tokens(&sequence)?, 3);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn convolutions<E: Element>(
+        mut self,
+        layers: impl IntoIterator<Item = (Tensor<E>, Option<Tensor<E>>)>,
+    ) -> Self {
+        let layers = layers.into_iter().take(CacheShape::MAX_LAYERS.saturating_add(1));
+        self.convolutions = layers.map(|(weight, bias)| (weight.into(), bias.map(AnyTensor::from))).collect();
         self
     }
 }

@@ -9,17 +9,14 @@ mod fitting_steps;
 mod graph_limits;
 mod graph_pool;
 mod graph_tensors;
-mod linear_capture;
 
 pub(crate) use captured_group::CapturedGroup;
 pub(crate) use fitting_steps::fitting_rows;
 pub use graph_limits::GraphLimits;
-pub(crate) use graph_limits::RowsPerRequest;
+pub(crate) use graph_limits::{ConvolutionWeights, RowsPerRequest};
 pub use graph_pool::{GraphPool, GraphStep};
 pub(crate) use graph_pool::{Replays, not_while_capturing};
 pub use graph_tensors::GraphTensors;
 pub(crate) use graph_tensors::{
     CachedLayer, CapturedProgram, GroupBuffers, ReplayedProgram, check_captured, copy_rows, zeros,
 };
-pub(crate) use linear_capture::ConvolutionWeights;
-pub use linear_capture::LinearCapture;

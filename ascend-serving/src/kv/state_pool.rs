@@ -19,6 +19,8 @@ use super::slot::MAX_INT32;
 pub struct StateShape {
     /// Layers of linear attention.
     pub layers: usize,
+    /// Heads of the queries and keys (`Nk`), a divisor of those of the values.
+    pub key_heads: usize,
     /// Heads of the values (`Nv`), each with a state.
     pub value_heads: usize,
     /// Elements of a value in a head (`Dv`).
@@ -27,11 +29,49 @@ pub struct StateShape {
     pub key_dim: usize,
     /// The factor of the queries, usually `1 / sqrt(Dk)`.
     pub scale: f64,
+    /// Whether each layer has the decay of each head ([`DeltaTensors::g`]).
+    pub g: bool,
+    /// Whether each layer has the decay of each column of a state ([`DeltaTensors::gk`]). Since CANN 9.0.
+    pub gk: bool,
     /// Drafts of a request in a step, 0 to 7: it has `1 + drafts` slots, so that the state behind each token of such a
     /// step is kept, and rejected drafts are taken back.
     pub drafts: usize,
     /// The causal convolution in front of each layer; `None` where the caller computes it, or the model has none.
     pub convolution: Option<Convolution>,
+}
+
+impl StateShape {
+    /// Refuses tensors of a layer with other heads of queries, or other decays.
+    pub(crate) fn check_tensors<T: Element>(
+        &self,
+        layer: usize,
+        tensors: &DeltaTensors<'_, T>,
+    ) -> Result<(), Violation> {
+        let query = tensors.query;
+        if query.shape().get(1) != Some(&self.key_heads) {
+            return Err(Violation::new(
+                &rules::STEP_HEADS,
+                format_args!("query {} in layer {layer}, of linear attention", query.desc()),
+                format_args!("{} heads", self.key_heads),
+                "bring the heads of the `StateShape`",
+            ));
+        }
+        let given = [tensors.g.is_some(), tensors.gk.is_some()];
+        if given == [self.g, self.gk] {
+            return Ok(());
+        }
+        let text = |[g, gk]: [bool; 2]| {
+            let some = |given: bool| if given { "some" } else { "none" };
+            format!("{} of heads, {} of columns", some(g), some(gk))
+        };
+        Err(Violation::new(
+            &rules::STEP_LAYERS,
+            format_args!("decays in layer {layer}, of linear attention: {}", text(given)),
+            format_args!("those of the `StateShape`: {}", text([self.g, self.gk])),
+            "bring `g`, and `gk`, in every layer of linear attention where the `StateShape` says so, and in none \
+             otherwise; zeros are no decay",
+        ))
+    }
 }
 
 /// The causal convolution in front of layers of linear attention: each channel of what the model projects becomes a
@@ -102,9 +142,9 @@ impl StatePool {
     /// convolution as for [`CausalConv1d::plan`], also where no package has the operator; as for
     /// [`Device::alloc_zeroed`].
     pub fn new<S: Element>(stream: &Stream, slots: usize, shape: StateShape) -> Result<Self> {
-        let StateShape { layers, value_heads: heads, value_dim, key_dim, drafts, .. } = shape;
+        let StateShape { layers, key_heads, value_heads: heads, value_dim, key_dim, drafts, .. } = shape;
         let counts = [("slots", slots, MAX_INT32), ("layers", layers, CacheShape::MAX_LAYERS)];
-        let dims = [("value_heads", heads), ("value_dim", value_dim), ("key_dim", key_dim)];
+        let dims = [("key_heads", key_heads), ("value_heads", heads), ("value_dim", value_dim), ("key_dim", key_dim)];
         for (name, count, most) in counts.into_iter().chain(dims.map(|(name, count)| (name, count, MAX_INT32))) {
             if !(1..=most).contains(&count) {
                 let refused = Error::invalid(name, count, format_args!("1 to {most}"));
@@ -273,12 +313,15 @@ pub(crate) fn state_in(states: &AnyTensor, slot: usize) -> Result<AnyTensor> {
 
 /// Refuses states that the operator does not take on this device: plans a token of a request over one of them.
 fn check_taken(stream: &Stream, shape: &StateShape, zeroed: Zeroed) -> Result<()> {
-    let &StateShape { value_heads: heads, value_dim, key_dim, scale, .. } = shape;
+    let &StateShape { key_heads, value_heads: heads, value_dim, key_dim, scale, .. } = shape;
     let device = stream.device();
     let empty = |shape: &[usize]| Tensor::<bf16>::empty(device, shape);
-    let (key, value) = (empty(&[1, heads, key_dim])?, empty(&[1, heads, value_dim])?);
+    let (key, value) = (empty(&[1, key_heads, key_dim])?, empty(&[1, heads, value_dim])?);
     let (beta, states) = (empty(&[1, heads])?, zeroed(device, 1, heads, value_dim, key_dim)?);
-    let tensors = DeltaTensors::new((&key, &key, &value), &beta);
+    let decays = |given: bool, shape: &[usize]| given.then(|| Tensor::<f32>::empty(device, shape)).transpose();
+    let (g, gk) = (decays(shape.g, &[1, heads])?, decays(shape.gk, &[1, heads, key_dim])?);
+    let mut tensors = DeltaTensors::new((&key, &key, &value), &beta);
+    (tensors.g, tensors.gk) = (g.as_ref(), gk.as_ref());
     RecurrentGatedDeltaRule::new(scale).plan(&DeltaSequences::of_slots(stream, &[[0]])?, (tensors, &states))?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use ascend_attention::{Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionMetadata, BatchRequest, ConvolutionInputs, Error, GraphLimits, LayerTensor,
-    LinearCapture, RangeCheck, Result, StatePolicy, rules,
+    RangeCheck, Result, StatePolicy, rules,
 };
 use proptest::prelude::*;
 
@@ -30,13 +30,14 @@ fn all_weights(stream: &Stream) -> Vec<Tensor<bf16>> {
     (0..LAYERS).map(|layer| weight(stream, layer)).collect()
 }
 
-fn linear(weights: &[Tensor<bf16>]) -> LinearCapture {
-    LinearCapture::new(KEY_HEADS).g().convolutions(LINEAR.map(|layer| (weights[layer].clone(), None)))
+/// The weights of the convolutions of the linear layers.
+fn linear(weights: &[Tensor<bf16>]) -> [(Tensor<bf16>, Option<Tensor<bf16>>); 2] {
+    LINEAR.map(|layer| (weights[layer].clone(), None))
 }
 
 /// Graphs of requests of up to so many tokens, of the largest sizes for which the pool has slots.
 fn limits(weights: &[Tensor<bf16>], each: usize) -> GraphLimits {
-    GraphLimits::new([1, 2, SLOTS / each], 160).tokens_each(each).linear(linear(weights))
+    GraphLimits::new([1, 2, SLOTS / each], 160).tokens_each(each).convolutions(linear(weights))
 }
 
 fn capture(attention: &Attention<bf16>, stream: &Stream, limits: &GraphLimits) -> Result<AttentionGraphs<bf16>> {
@@ -210,7 +211,7 @@ fn replays_that_do_not_go_on_from_their_states_are_refused() {
             false => {
                 let mut step = graphs.graphs.begin(&stream, &mut broken).unwrap();
                 let own = step.linear_tensors(LINEAR[0]).unwrap();
-                let x = &own.convolution.as_ref().unwrap().x;
+                let x = own.x.as_ref().unwrap();
                 step.convolve(LINEAR[0], (x, &graphs.weights[LINEAR[0]])).unwrap();
                 step.end()
             }
@@ -351,9 +352,9 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
 
     let tensors = rows.tensors(&value);
     let without = DeltaTensors::new((tensors.query, tensors.key, tensors.value), tensors.beta);
-    is(step.forward(layer, without).map(drop), &rules::GRAPH_INPUTS);
+    is(step.forward(layer, without).map(drop), &rules::STEP_LAYERS);
     let columns = stream.upload(&[0.0f32; SHAPE.value_heads * SHAPE.key_dim], [1, SHAPE.value_heads, SHAPE.key_dim]);
-    is(step.forward(layer, tensors.gk(&columns.unwrap())).map(drop), &rules::GRAPH_INPUTS);
+    is(step.forward(layer, tensors.gk(&columns.unwrap())).map(drop), &rules::STEP_LAYERS);
     is(step.forward(layer, rows.tensors(&wide)).map(drop), &rules::STEP_HEADS);
     is(step.forward(layer, longer.tensors(&value)).map(drop), &rules::STEP_TOKENS);
     is(step.forward(layer, (&wide, &wide, &wide)).map(drop), &rules::STEP_KIND);
@@ -373,8 +374,7 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);
     // The tensors of the graph, filled in place.
     let tensors = step.linear_tensors(other).unwrap();
-    let convolution = tensors.convolution.as_ref().unwrap();
-    let (x, y) = (convolution.x.clone(), convolution.y.clone());
+    let [x, y] = [&tensors.x, &tensors.y].map(|rows| rows.clone().unwrap());
     let own = tensors.value.clone();
     let rows = Rows::new(&stream, &[4], 0, other);
     x.narrow(0, 0..1).unwrap().copy_from(&stream, &rows.mixed).unwrap();
@@ -418,38 +418,34 @@ fn graphs_that_cannot_be_captured_are_refused_by_name() {
     let weights = all_weights(&stream);
     let refused = |limits: &GraphLimits, rule| is(capture(&attention, &stream, limits).map(drop), rule);
     let plain = || GraphLimits::new([1], 64);
-    // Nothing is said of linear layers; tokens, weights and sinks that they do not have.
+    // No weights; tokens, weights and sinks that they do not have.
     refused(&plain(), &rules::GRAPH_INPUTS);
     refused(&limits(&weights, 9), &rules::GRAPH_SIZE);
-    refused(&plain().linear(LinearCapture::new(KEY_HEADS).g()), &rules::GRAPH_INPUTS);
-    let one = LinearCapture::new(KEY_HEADS).convolutions([(weights[0].clone(), None)]);
-    refused(&plain().linear(one), &rules::GRAPH_INPUTS);
+    refused(&plain().convolutions([(weights[0].clone(), None)]), &rules::GRAPH_INPUTS);
     let sinks = (0..LAYERS).map(|layer| (layer != FULL).then(|| stream.upload(&[1.0f32; HEADS], [HEADS]).unwrap()));
     refused(&limits(&weights, 1).learnable_sinks(sinks), &rules::ARGUMENT_VALUE);
-    // What the operators refuse: heads, shapes of weights, and from 9.1 on more rows than slots.
+    // What the operators refuse: shapes of weights, and from 9.1 on more rows than slots.
     let id = |outcome: Result<AttentionGraphs<bf16>>| match outcome.map(drop).unwrap_err() {
         Error::Violation(violation) => violation.rule.id,
         other => panic!("{other}"),
     };
-    let heads = LinearCapture::new(3).g().convolutions(LINEAR.map(|layer| (weights[layer].clone(), None)));
-    refused(&plain().linear(heads), &rules::GRAPH_INPUTS);
-    let of = |weights: [(Tensor<bf16>, Option<Tensor<bf16>>); 2]| LinearCapture::new(KEY_HEADS).convolutions(weights);
+    let of = |weights: [(Tensor<bf16>, Option<Tensor<bf16>>); 2]| plain().convolutions(weights);
     let narrow = (weights[0].narrow(0, 0..3).unwrap(), None);
-    refused(&plain().linear(of([(weights[2].clone(), None), narrow])), &rules::GRAPH_INPUTS);
+    refused(&of([(weights[2].clone(), None), narrow]), &rules::GRAPH_INPUTS);
     let transposed = weights[0].reshape([CONVOLUTION.channels, CONVOLUTION.width]).unwrap();
-    refused(&plain().linear(of([(weights[2].clone(), None), (transposed, None)])), &rules::GRAPH_INPUTS);
+    refused(&of([(weights[2].clone(), None), (transposed, None)]), &rules::GRAPH_INPUTS);
     let bias = stream.upload(&[bf16::ONE; CONVOLUTION.channels], [CONVOLUTION.channels]).unwrap();
     let one_bias = of([(weights[2].clone(), Some(bias)), (weights[0].clone(), None)]);
-    refused(&plain().linear(one_bias), &rules::GRAPH_INPUTS);
+    refused(&one_bias, &rules::GRAPH_INPUTS);
     refused(&limits(&weights, 1).tokens_each(0), &rules::GRAPH_SIZE);
-    let large = GraphLimits::new([SLOTS + 1], 64).linear(linear(&weights));
+    let large = GraphLimits::new([SLOTS + 1], 64).convolutions(linear(&weights));
     let large = capture(&attention, &stream, &large);
     let advice = large.as_ref().map(drop).unwrap_err().to_string();
     assert!(advice.contains(&format!("at least {} slots", SLOTS + 1)), "{advice}");
     assert_eq!(id(large), "recurrent_delta.pool");
     // A model without such layers takes no limits of them.
     let full = Attention::of_groups(1, [group(&stream, 0)]).unwrap();
-    is(capture(&full, &stream, &plain().linear(linear(&weights))).map(drop), &rules::GRAPH_INPUTS);
+    is(capture(&full, &stream, &plain().convolutions(linear(&weights))).map(drop), &rules::GRAPH_INPUTS);
     capture(&full, &stream, &plain()).unwrap();
 }
 
@@ -497,7 +493,7 @@ fn a_replay_that_fails_is_refused_afterwards() {
     failed(step.forward(FULL, own.inputs()).map(drop));
     is(step.forward(FULL, own.inputs()).map(drop), &rules::STEP_LAYER_REPEATED);
     let own = step.linear_tensors(LINEAR[0]).unwrap();
-    let x = &own.convolution.as_ref().unwrap().x;
+    let x = own.x.as_ref().unwrap();
     failed(step.convolve(LINEAR[0], (x, &graphs.weights[LINEAR[0]])).map(drop));
     is(step.convolve(LINEAR[0], (x, &graphs.weights[LINEAR[0]])).map(drop), &rules::STATE_TORN);
     is(step.forward(LINEAR[0], own.inputs()).map(drop), &rules::STATE_TORN);

@@ -6,6 +6,7 @@ mod graphs;
 mod model;
 mod variants;
 
+use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16, f16};
 use ascend_serving::kv::{CacheShape, Convolution, PadPolicy, PagedKvCache, Sequence, StatePool, StateShape};
@@ -190,6 +191,9 @@ fn steps_refuse_what_does_not_go_together() {
     let refused = step.forward(LINEAR[0], without_decay).map(drop).unwrap_err();
     assert!(refused.to_string().contains(&format!("in layer {}, of linear", LINEAR[0])), "{refused}");
     is(Err(refused), &rules::STEP_LAYERS);
+    let heads = rows.tensors(&value);
+    let heads = DeltaTensors::new((&wide, heads.key, heads.value), heads.beta).g(&rows.g);
+    is(step.forward(LINEAR[0], heads).map(drop), &rules::STEP_HEADS);
     step.forward(LINEAR[0], rows.tensors(&value)).unwrap();
     for layer in [FULL, WINDOWED] {
         forward(&mut step, &stream, &[1, 2], 0, layer).unwrap();
@@ -293,9 +297,10 @@ fn prompts_without_an_operator_for_them_are_computed_in_pieces() {
     let (names, pad) = ((0..45).collect::<Vec<u64>>(), 2);
     for (cann, of_columns) in [(Cann::V9_1, true), (Cann::V9_2, false), (Cann::V9_2, true)] {
         let stream = stream_of(cann);
+        let shape = StateShape { g: !of_columns, gk: of_columns, ..SHAPE };
         let states = match cann {
-            Cann::V9_2 => StatePool::new::<f32>(&stream, SLOTS, SHAPE),
-            _ => StatePool::new::<bf16>(&stream, SLOTS, SHAPE),
+            Cann::V9_2 => StatePool::new::<f32>(&stream, SLOTS, shape),
+            _ => StatePool::new::<bf16>(&stream, SLOTS, shape),
         };
         let mut attention = Attention::of_hybrid(3, [group(&stream, FULL)], [0, 2], states.unwrap()).unwrap();
         let mut sequences = [attention.sequence(), attention.sequence()];
@@ -400,6 +405,7 @@ fn pools_have_sizes_and_states_that_an_operator_takes() {
         sizes(1, StateShape { layers: 0, ..SHAPE }),
         sizes(1, StateShape { layers: usize::MAX, ..SHAPE }),
         sizes(1, StateShape { value_heads: 0, ..SHAPE }),
+        sizes(1, StateShape { key_heads: 0, ..SHAPE }),
         sizes(1, StateShape { scale: f64::NAN, ..SHAPE }),
         sizes(1, StateShape { scale: 1e-60, ..SHAPE }),
         sizes(usize::MAX, SHAPE),
@@ -410,10 +416,13 @@ fn pools_have_sizes_and_states_that_an_operator_takes() {
     let all = i32::MAX as usize;
     let large = StateShape {
         layers: 1,
+        key_heads: all,
         value_heads: all,
         value_dim: all,
         key_dim: all,
         scale: 1.0,
+        g: false,
+        gk: false,
         drafts: 0,
         convolution: None,
     };
@@ -436,6 +445,8 @@ fn pools_have_sizes_and_states_that_an_operator_takes() {
         let shape = StateShape { convolution: Some(convolution), ..SHAPE };
         assert_eq!(rule(StatePool::new::<bf16>(&stream, SLOTS, shape).unwrap_err()), id, "{convolution:?}");
     }
+    let heads = StateShape { key_heads: 3, ..SHAPE };
+    assert_eq!(rule(StatePool::new::<bf16>(&stream, SLOTS, heads).unwrap_err()), "recurrent_delta.heads");
     let wide = StateShape { key_dim: 513, ..SHAPE };
     assert_eq!(rule(StatePool::new::<bf16>(&stream, SLOTS, wide).unwrap_err()), "recurrent_delta.dims");
 }

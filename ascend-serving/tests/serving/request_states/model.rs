@@ -17,10 +17,13 @@ pub(super) const KEY_HEADS: usize = 1;
 pub(super) const CONVOLUTION: Convolution = Convolution { width: 4, channels: 16, silu: true };
 pub(super) const SHAPE: StateShape = StateShape {
     layers: 2,
+    key_heads: KEY_HEADS,
     value_heads: 2,
     value_dim: 4,
     key_dim: 8,
     scale: 0.5,
+    g: true,
+    gk: false,
     drafts: 2,
     convolution: Some(CONVOLUTION),
 };

@@ -5,8 +5,7 @@ use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Convolution, Sequence, StatePool, StateShape};
 use ascend_serving::{
-    Attention, AttentionGraphs, BatchRequest, Causality, ConvolutionInputs, GraphLimits, LinearCapture, Result,
-    StatePolicy,
+    Attention, AttentionGraphs, BatchRequest, Causality, ConvolutionInputs, GraphLimits, Result, StatePolicy,
 };
 
 use super::model::{DIM, HEADS, KEY_HEADS, SHAPE, SLOTS, VALUES, group, number, stream_of, upload};
@@ -33,7 +32,8 @@ struct Variant {
 impl Variant {
     fn attention(self, stream: &Stream) -> Attention<bf16> {
         let convolution = self.width.map(|width| Convolution { width, channels: CHANNELS, silu: self.has_bias });
-        let shape = StateShape { layers: 1, drafts: self.drafts, convolution, ..SHAPE };
+        let [g, gk] = self.decays;
+        let shape = StateShape { layers: 1, g, gk, drafts: self.drafts, convolution, ..SHAPE };
         let states = match self.floats {
             true => StatePool::new::<f32>(stream, SLOTS, shape),
             false => StatePool::new::<bf16>(stream, SLOTS, shape),
@@ -42,10 +42,8 @@ impl Variant {
     }
 
     fn capture(self, attention: &Attention<bf16>, stream: &Stream, weights: &Weights) -> AttentionGraphs<bf16> {
-        let linear = LinearCapture::new(KEY_HEADS).convolutions(weights.clone());
-        let linear = if self.decays[0] { linear.g() } else { linear };
-        let linear = if self.decays[1] { linear.gk() } else { linear };
-        let limits = GraphLimits::new([2, SLOTS / self.each], 128).tokens_each(self.each).linear(linear);
+        let limits = GraphLimits::new([2, SLOTS / self.each], 128).tokens_each(self.each);
+        let limits = limits.convolutions(weights.clone());
         attention.capture(stream, Causality::Causal, &limits).unwrap()
     }
 

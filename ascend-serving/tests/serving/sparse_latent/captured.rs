@@ -4,7 +4,7 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::Sequence;
 use ascend_serving::{
     AttentionMetadata, BatchRequest, BatchSettings, Causality, Drafting, Error, GraphLimits, IndexerTensors, KeyChoice,
-    LinearCapture, SparseGraphs, SparseLatent, SparseStep, rules,
+    SparseGraphs, SparseLatent, SparseStep, rules,
 };
 
 use super::engine::{IndexRows, LayerRows, Model, sparse_latent};
@@ -212,6 +212,7 @@ fn captures_that_the_operators_do_not_take_are_refused() {
     let stream = harness::stream();
     let sparse = sparse_latent(&stream, &MODEL);
     let limits = GraphLimits::new([2], 40);
+    let weight = Tensor::<f32>::empty(stream.device(), [4, 16]).unwrap();
     for (heads, words) in [(0, "indexer.heads"), (65, "no call has more"), (1 << 40, "such as 64")] {
         let error = sparse.capture::<bf16>(&stream, heads, &limits).unwrap_err().to_string();
         assert!(error.contains(words), "{heads}: {error}");
@@ -232,7 +233,7 @@ fn captures_that_the_operators_do_not_take_are_refused() {
         (GraphLimits::new([1], 16).tokens_each(40), &rules::GRAPH_LENGTHS),
         // What other layers have.
         (limits.clone().drafting(Drafting::Mtp), &rules::ARGUMENT_VALUE),
-        (limits.clone().linear(LinearCapture::new(1)), &rules::GRAPH_INPUTS),
+        (limits.clone().convolutions([(weight.clone(), None)]), &rules::GRAPH_INPUTS),
     ] {
         refused(sparse.capture::<bf16>(&stream, 8, &limits).map(drop), rule, &[]);
     }

@@ -9,7 +9,7 @@ use ascend_emu::{Site, inject};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, PadPolicy, PagedKvCache, Sequence};
 use ascend_serving::{
     AttentionShape, DraftTree, Drafting, Error, GraphLimits, LatentForm, LatentRows, LatentTensors, LayerInputs,
-    LinearCapture, TreeRequest, TreeVerification, UpProjected, rules,
+    TreeRequest, TreeVerification, UpProjected, rules,
 };
 use harness::reference::{Half, Logical};
 use proptest::prelude::*;
@@ -361,10 +361,15 @@ fn trees_of_latent_attention_have_no_other_call_for_a_device_that_fails() {
     let limits = GraphLimits::new([1], 100).tokens_each(PARENTS.len());
     // What other layers have is not left out silently.
     let sinks = [Some(Tensor::<f16>::empty(stream.device(), [4]).unwrap())];
+    let weight = Tensor::<f16>::empty(stream.device(), [4, 16]).unwrap();
     for (more, rule, fix) in [
         (limits.clone().drafting(Drafting::Mtp), &rules::ARGUMENT_VALUE, "leave `GraphLimits::drafting` out"),
         (limits.clone().learnable_sinks(sinks), &rules::ARGUMENT_VALUE, "verify a chain of drafts"),
-        (limits.clone().linear(LinearCapture::new(1)), &rules::GRAPH_INPUTS, "leave `GraphLimits::linear` out"),
+        (
+            limits.clone().convolutions([(weight.clone(), None)]),
+            &rules::GRAPH_INPUTS,
+            "leave `GraphLimits::convolutions` out",
+        ),
     ] {
         let why = verification.capture(stream, &cache, &more).unwrap_err();
         assert!(why.breaks(rule) && why.to_string().contains(fix), "{why}");
