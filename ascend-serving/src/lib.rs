@@ -73,8 +73,8 @@
 //! - [`StepProgram`], [`StepCall`]: what a backend makes of a step, which steps launch and graphs record.
 //! - [`Backend`]: the backends of the library, by the operators of each product: packed calls and decoding ones; cached
 //!   prefixes computed separately ([`SharedPrefixDecode`]) and keys in parts ([`SplitDecode`]), then merged; quantised
-//!   caches; named masks; attention within chunks, by the virtual requests of a [`LocalBatch`]; multi-head latent
-//!   attention, where [`LatentTensors`] defines who projects what.
+//!   caches; named masks; attention within chunks; multi-head latent attention, where [`LatentTensors`] defines who
+//!   projects what.
 //! - [`QuantisedQueries`]: absorbed queries of a byte an element, over latents of a byte
 //!   ([`kv::PagedKvCache::quantised_latents_as`]).
 //! - [`Backends::prefer`]: another backend for some layers in some kinds of steps.
@@ -128,7 +128,6 @@ mod error;
 mod graphs;
 mod index;
 pub mod kv;
-mod local_attention;
 mod prefix_cache;
 mod prefix_states;
 mod ranks;
@@ -148,19 +147,16 @@ pub use drafts::{
     TreeStep, TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendDeviation,
-    ConvolutionInputs, CrossAttention, CrossStep, Deviation, EncoderAttention, Encoding,
-    LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck, RangeFinding, Step, StepComparison,
-    compare_backends, compare_caches,
+    Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendDeviation, ConvolutionInputs, CrossAttention,
+    CrossStep, Deviation, EncoderAttention, Encoding, LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck,
+    RangeFinding, Step, StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{GraphLimits, GraphPool, GraphStep, GraphTensors};
 pub use index::{PageIndices, TokenIndices};
-pub use local_attention::LocalBatch;
 pub use prefix_cache::PrefixCache;
 pub use ranks::{
-    ContextAttention, ContextGraphs, ContextParallel, ContextSplit, ContextStep, RingAttention,
-    TensorParallel,
+    ContextAttention, ContextGraphs, ContextParallel, ContextSplit, ContextStep, RingAttention, TensorParallel,
 };
 pub use sparse::{
     IndexerTensors, KeyChoice, NativeBranches, NativeSparse, NativeStep, NativeTensors, SparseGraphs, SparseLatent,
@@ -195,9 +191,9 @@ pub mod prelude {
     pub use crate::{
         Attention, AttentionBackend, AttentionGraphs, AttentionMetadata, AttentionShape, AttentionState, Backend,
         Backends, BatchRequest, BatchSettings, Causality, ContextAttention, DraftTree, Drafting, GraphLimits,
-        LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, PrefixCache,
-        QuantisedQueries, RecordedBatch, SharedPrefixDecode, SplitDecode, StatePolicy, Step, StepCall, StepContext,
-        StepProgram, TreeGraphs, TreeRequest, TreeVerification,
+        LatentForm, LatentTensors, LayerGroup, LayerInputs, LayerMask, LayerTensors, PrefixCache, QuantisedQueries,
+        RecordedBatch, SharedPrefixDecode, SplitDecode, StatePolicy, Step, StepCall, StepContext, StepProgram,
+        TreeGraphs, TreeRequest, TreeVerification,
     };
 }
 

@@ -129,9 +129,6 @@ ascend_attention::spec::library_rules! {
     SLOT_POSITION = "slot.position",
         "a token's slot is the one that the table has for its position",
         "compute slots from the table that the attention call reads";
-    LENGTHS_KV_BELOW_Q = "lengths.kv_below_q",
-        "a causal request has at least as many keys as query rows",
-        "count the new tokens as keys too";
     INDEX_MISALIGNED = "index.misaligned",
         "token indices that become pages begin at a page and run through it",
         "allocate whole pages, or gather the keys into a dense tensor";

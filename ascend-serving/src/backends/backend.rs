@@ -114,8 +114,8 @@ pub enum Backend {
     /// nothing; Ascend 950 has neither.
     PromptAndIncre,
     /// Steps of every kind under [`Causality::Chunk`](crate::Causality::Chunk): one packed call (TND) a layer, in which
-    /// each piece of a request within one chunk is a request of its own, with the blocks of that chunk
-    /// ([`LocalBatch`](crate::LocalBatch)). The pieces are in the order of the tokens, so that nothing is copied. Sinks
+    /// each piece of a request within one chunk is a request of its own, with the blocks of that
+    /// chunk. The pieces are in the order of the tokens, so that nothing is copied. Sinks
     /// count once for each token, as in any call.
     ///
     /// The pieces get a block table of their own, made once a step. A chunk is a whole number of blocks

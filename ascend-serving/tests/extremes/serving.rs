@@ -8,9 +8,9 @@ use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequenc
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
     Causality, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting, EncoderAttention,
-    GraphLimits, IndexerTensors, LatentForm, LatentTensors, LayerInputs, LayerMask, LocalBatch, MaskExtent,
-    MultiItemPrompt, NamedMask, PackedBits, PageIndices, RecordedBatch, SampledDrafts, SharedPrefixDecode,
-    SparseLatent, SparseTensors, SplitDecode, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
+    GraphLimits, IndexerTensors, LatentForm, LatentTensors, LayerInputs, LayerMask, MaskExtent, MultiItemPrompt,
+    NamedMask, PackedBits, PageIndices, RecordedBatch, SampledDrafts, SharedPrefixDecode, SparseLatent, SparseTensors,
+    SplitDecode, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
 };
 
 use crate::draw::Draw;
@@ -196,12 +196,6 @@ pub const CALLS: &[Call] = &[
     ("SplitDecode", |draw| {
         let (split, shape) = (split(draw), AttentionShape::new(draw.usize(), draw.usize(), 64));
         let _ = split.parts(&lengths(draw), shape);
-    }),
-    ("LocalBatch", |draw| {
-        let table = table(draw);
-        let q = lengths_for(table.requests(), draw);
-        let kv = lengths_for(table.requests(), draw);
-        let _ = LocalBatch::new(&q, &kv, &table, draw.usize(), draw.usize());
     }),
     ("EncoderAttention", |draw| {
         let stream = crate::stream();
