@@ -12,7 +12,7 @@ use crate::kv::{BlockPool, CacheShape, PagedKvCache, Sequence, StatePool, no_lay
 use crate::rules;
 
 use super::layer_group::{LayerGroup, LayerPlace};
-use super::range_check::RangeChecker;
+use super::range_check::SharedChecker;
 
 /// The attention of a model: a table of its layers, which says for each the heads, the paged cache, the keys that its
 /// tokens see, and the backends that compute it.
@@ -30,7 +30,8 @@ pub struct Attention<T: Element> {
     pub(super) places: Vec<LayerPlace>,
     /// The states of the layers of linear attention, if there are any.
     pub(super) states: Option<Arc<StatePool>>,
-    pub(super) range_checker: Option<RangeChecker<T>>,
+    /// Shared with the graphs of its layers.
+    pub(super) range_checker: SharedChecker<T>,
     pub(super) deterministic: bool,
 }
 
@@ -42,7 +43,7 @@ impl<T: Element> Attention<T> {
         let places = layers.clone().map(|layer| LayerPlace { group: 0, layer }).collect();
         let group = LayerGroup::new(layers, Causality::Causal, shape, cache, backends);
         let group = LayerGroup { causality: None, ..group };
-        Self { groups: vec![group], places, states: None, range_checker: None, deterministic: false }
+        Self { groups: vec![group], places, states: None, range_checker: Arc::default(), deterministic: false }
     }
 
     /// The attention of a model of `layers` layers of several kinds.
@@ -260,7 +261,7 @@ impl<T: Element> Attention<T> {
         }
         let places = places.into_iter().flatten().collect();
         let states = states.map(Arc::new);
-        Ok(Self { groups, places, states, range_checker: None, deterministic: false })
+        Ok(Self { groups, places, states, range_checker: Arc::default(), deterministic: false })
     }
 
     /// The states of the layers of linear attention, if the model has any.

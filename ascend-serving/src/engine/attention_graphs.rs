@@ -22,7 +22,7 @@ use super::layer_check::StepRows;
 use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::LeasedStates;
 use super::linear_buffers::{CapturedLinear, LinearBuffers, SizeBuffers};
-use super::range_check::RangeChecker;
+use super::range_check::SharedChecker;
 use super::replayed_layers::ReplayedLayers;
 use super::step::{Step, StepCalls};
 
@@ -88,7 +88,7 @@ pub struct AttentionGraphs<T: Element> {
     linear: Option<CapturedLinear<T>>,
     each: RowsPerRequest,
     deterministic: bool,
-    pub(super) range_checker: Option<RangeChecker<T>>,
+    range_checker: SharedChecker<T>,
 }
 
 impl<T: Element> Attention<T> {
@@ -241,7 +241,7 @@ impl<T: Element> AttentionGraphs<T> {
             linear,
             each: limits.each,
             deterministic: attention.is_deterministic(),
-            range_checker: None,
+            range_checker: Arc::clone(&attention.range_checker),
         })
     }
 
@@ -414,10 +414,7 @@ impl<T: Element> AttentionGraphs<T> {
             lent: vec![None; groups.len() + 1],
             convolved: None,
         };
-        let mut range_checker = self.range_checker.as_mut();
-        if let Some(checker) = &mut range_checker {
-            checker.begin(metadata);
-        }
+        let checked = lock(&self.range_checker).as_mut().and_then(|checker| checker.begin(metadata));
         Ok(Step {
             stream,
             places,
@@ -426,7 +423,8 @@ impl<T: Element> AttentionGraphs<T> {
             leased,
             _leases: leases,
             layers: QueuedLayers::new(places.len(), progress, STEP_AGAIN),
-            range_checker,
+            range_checker: &self.range_checker,
+            checked,
             output: None,
         })
     }

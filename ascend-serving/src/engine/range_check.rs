@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ascend_attention::{AnyTensor, Element, HostBuffer, Number, RangeReport, Stream, Tensor, Transfer};
 
@@ -78,7 +78,7 @@ impl fmt::Display for LayerTensor {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct RangeFinding {
-    /// The step, counted from 0 since the check was set.
+    /// The step, counted from 0 since the check was set, over steps without graphs and with them.
     pub step: u64,
     /// The layer, as the model numbers it.
     pub layer: usize,
@@ -118,18 +118,27 @@ const MOST_PENDING: usize = 1024;
 /// Most host buffers that are kept for later layers.
 const MOST_SPARE: usize = 16;
 
-/// The check of an [`Attention`](crate::Attention), and what it has found.
+/// The check of an [`Attention`](crate::Attention) and its graphs, and what it has found.
 pub(crate) struct RangeChecker<T: Element> {
     check: RangeCheck,
     report: fn(&[T], f64) -> RangeReport,
     number: fn(T) -> f64,
     /// Steps that have begun.
     steps: u64,
-    /// If the step in progress is checked, the end of each request's tokens.
-    ends: Option<Arc<[usize]>>,
     pending: VecDeque<Pending<T>>,
     spare: Vec<HostBuffer<T>>,
     findings: Vec<RangeFinding>,
+}
+
+/// The checker that an attention shares with its graphs, while a check is set.
+pub(crate) type SharedChecker<T> = Arc<Mutex<Option<RangeChecker<T>>>>;
+
+/// A step in progress that is checked.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckedStep {
+    number: u64,
+    /// The end of each request's tokens.
+    ends: Arc<[usize]>,
 }
 
 /// A tensor of a layer, and the tokens of the step that it holds.
@@ -266,7 +275,6 @@ impl<T: Number> RangeChecker<T> {
             report: RangeReport::of_elements,
             number: T::to_f64,
             steps: 0,
-            ends: None,
             pending: VecDeque::new(),
             spare: Vec::new(),
             findings: Vec::new(),
@@ -274,36 +282,23 @@ impl<T: Number> RangeChecker<T> {
     }
 }
 
-/// Takes the findings of a checker; with `wait`, after all queued copies. Without a checker there are none.
-pub(crate) fn take_findings<T: Element>(
-    checker: &mut Option<RangeChecker<T>>,
-    wait: bool,
-) -> Result<Vec<RangeFinding>> {
-    match checker {
-        Some(checker) => checker.take(wait),
-        None => Ok(Vec::new()),
-    }
-}
-
 impl<T: Element> RangeChecker<T> {
-    /// Counts a step that begins.
-    pub(crate) fn begin(&mut self, metadata: &AttentionMetadata) {
+    /// Counts a step that begins, and says whether it is checked.
+    pub(crate) fn begin(&mut self, metadata: &AttentionMetadata) -> Option<CheckedStep> {
+        let number = self.steps;
         let every = u64::try_from(self.check.every.get()).unwrap_or(u64::MAX);
-        let looked_at = self.steps.is_multiple_of(every);
         self.steps = self.steps.saturating_add(1);
-        self.ends = looked_at.then(|| request_ends(metadata).into());
+        number.is_multiple_of(every).then(|| CheckedStep { number, ends: request_ends(metadata).into() })
     }
 
-    /// Queues copies of the tensors of a layer, if the step is checked, and checks older copies that are complete.
+    /// Queues copies of the tensors of a layer of a step, and checks older copies that are complete.
     pub(crate) fn check<'t>(
         &mut self,
         stream: &Stream,
-        layer: usize,
+        (step, layer): (&CheckedStep, usize),
         tensors: impl IntoIterator<Item = CheckedTensor<'t, T>>,
     ) -> Result<()> {
-        let Some(ends) = self.ends.clone() else {
-            return Ok(());
-        };
+        let CheckedStep { number, ends } = step;
         self.collect(false)?;
         let of_step = ends.last().copied().unwrap_or(0);
         for checked in tensors {
@@ -333,10 +328,10 @@ impl<T: Element> RangeChecker<T> {
             };
             self.pending.push_back(Pending {
                 copy: elements.download_async(stream, host)?,
-                step: self.steps.saturating_sub(1),
+                step: *number,
                 layer,
                 tensor,
-                ends: Arc::clone(&ends),
+                ends: Arc::clone(ends),
                 copied_tokens,
                 rows: TokenHeads { order, first_token, tokens, heads, head_size: axis_len(2) },
                 limit: if is_limited { self.check.limit } else { f64::INFINITY },
@@ -346,7 +341,7 @@ impl<T: Element> RangeChecker<T> {
     }
 
     /// Takes the findings; with `wait`, after all queued copies.
-    fn take(&mut self, wait: bool) -> Result<Vec<RangeFinding>> {
+    pub(crate) fn take(&mut self, wait: bool) -> Result<Vec<RangeFinding>> {
         self.collect(wait)?;
         Ok(std::mem::take(&mut self.findings))
     }

@@ -1,18 +1,16 @@
-//! The range check of a model's steps, without graphs and with them.
+//! The range check of a model's steps.
 
 use ascend_attention::{Element, Number};
 
 use crate::error::Result;
+use crate::sharing::lock;
 
 use super::attention::Attention;
-use super::attention_graphs::AttentionGraphs;
-use super::range_check::{RangeCheck, RangeChecker, RangeFinding, take_findings};
+use super::range_check::{RangeCheck, RangeChecker, RangeFinding};
 
 impl<T: Element> Attention<T> {
-    /// Sets the check of the numbers of the steps that begin from now on, or removes it; steps that are replayed from
-    /// graphs have a check of their own
-    /// ([`AttentionGraphs::set_range_check`](crate::AttentionGraphs::set_range_check)). Findings of an earlier check
-    /// that were not taken are dropped.
+    /// Sets the check of the numbers of the steps that begin from now on, those that are replayed from its graphs among
+    /// them, or removes it. Findings of an earlier check that were not taken are dropped.
     ///
     /// ```
     /// # fn main() -> ascend_serving::Result<()> {
@@ -56,7 +54,7 @@ impl<T: Element> Attention<T> {
     where
         T: Number,
     {
-        self.range_checker = RangeChecker::make(check)?;
+        *lock(&self.range_checker) = RangeChecker::make(check)?;
         Ok(())
     }
 
@@ -67,7 +65,7 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// [`Acl`](ascend_attention::Error::Acl): a copy, or work before it on the stream, failed.
     pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        take_findings(&mut self.range_checker, false)
+        self.take_findings(false)
     }
 
     /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
@@ -75,39 +73,10 @@ impl<T: Element> Attention<T> {
     /// # Errors
     /// As for [`Attention::range_findings`].
     pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        take_findings(&mut self.range_checker, true)
-    }
-}
-
-impl<T: Element> AttentionGraphs<T> {
-    /// Sets the check of the numbers of the steps that begin from now on, or removes it, as
-    /// [`Attention::set_range_check`](crate::Attention::set_range_check) does: it checks each layer's tensors after
-    /// its replay. Steps of graphs have a count of their own.
-    ///
-    /// # Errors
-    /// As for [`Attention::set_range_check`](crate::Attention::set_range_check).
-    pub fn set_range_check(&mut self, check: impl Into<Option<RangeCheck>>) -> Result<()>
-    where
-        T: Number,
-    {
-        self.range_checker = RangeChecker::make(check)?;
-        Ok(())
+        self.take_findings(true)
     }
 
-    /// Takes the findings of the range check, with the layers as the model numbers them:
-    /// [`Attention::range_findings`](crate::Attention::range_findings).
-    ///
-    /// # Errors
-    /// As for [`Attention::range_findings`](crate::Attention::range_findings).
-    pub fn range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        take_findings(&mut self.range_checker, false)
-    }
-
-    /// Waits for all layers that are queued, and takes the findings as [`range_findings`](Self::range_findings) does.
-    ///
-    /// # Errors
-    /// As for [`AttentionGraphs::range_findings`].
-    pub fn await_range_findings(&mut self) -> Result<Vec<RangeFinding>> {
-        take_findings(&mut self.range_checker, true)
+    fn take_findings(&self, wait: bool) -> Result<Vec<RangeFinding>> {
+        lock(&self.range_checker).as_mut().map_or(Ok(Vec::new()), |checker| checker.take(wait))
     }
 }

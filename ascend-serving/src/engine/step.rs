@@ -10,6 +10,7 @@ use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
 use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, StepLease, no_layer};
 use crate::rules;
+use crate::sharing::lock;
 
 use super::attention::Attention;
 use super::convolution_step::ConvolutionInputs;
@@ -18,7 +19,9 @@ use super::layer_group::{LayerGroup, LayerPlace};
 use super::leased_states::{LeasedStates, STATES_AGAIN};
 use super::linear_step::LinearStep;
 use super::planned_layers::{GroupStep, PlannedLayers};
-use super::range_check::{CheckedTensor, LayerTensor, RangeChecker, latent_tensors, packed_inputs, packed_tensors};
+use super::range_check::{
+    CheckedStep, CheckedTensor, LayerTensor, SharedChecker, latent_tensors, packed_inputs, packed_tensors,
+};
 use super::replayed_layers::ReplayedLayers;
 
 impl<T: Element> Attention<T> {
@@ -93,10 +96,7 @@ impl<T: Element> Attention<T> {
         }
         let leased = self.states.as_deref().map(|states| LeasedStates::begin(states, stream, metadata)).transpose()?;
         let linear = LinearStep::new(leased.as_ref(), StepRows::of_step(stream, metadata, None));
-        let mut range_checker = self.range_checker.as_mut();
-        if let Some(checker) = &mut range_checker {
-            checker.begin(metadata);
-        }
+        let checked = lock(&self.range_checker).as_mut().and_then(|checker| checker.begin(metadata));
         Ok(Step {
             stream,
             places: &self.places,
@@ -105,7 +105,8 @@ impl<T: Element> Attention<T> {
             leased,
             _leases: leases,
             layers: QueuedLayers::new(self.places.len(), progress, STEP_AGAIN),
-            range_checker,
+            range_checker: &self.range_checker,
+            checked,
             output: None,
         })
     }
@@ -142,7 +143,9 @@ pub struct Step<'a, T: Element> {
     pub(super) leased: Option<LeasedStates<'a>>,
     pub(super) _leases: Vec<StepLease<'a>>,
     pub(super) layers: QueuedLayers,
-    pub(super) range_checker: Option<&'a mut RangeChecker<T>>,
+    pub(super) range_checker: &'a SharedChecker<T>,
+    /// What is known of the step where it is checked.
+    pub(super) checked: Option<CheckedStep>,
     /// The output that is lent.
     pub(super) output: Option<Tensor<T>>,
 }
@@ -333,11 +336,11 @@ impl<'a, T: Element> Step<'a, T> {
         });
         if let Err(why) = &outcome
             && why.breaks(&rules::QUANTISED_FINITE)
-            && let (Some(checker), AnyLayerInputs::Attention(inputs)) = (&mut self.range_checker, inputs)
+            && let AnyLayerInputs::Attention(inputs) = inputs
         {
             // The refusal names the first row that cannot be quantised; the check reports more.
-            let tensors = packed_inputs([inputs.query, inputs.key, inputs.value]);
-            if let Err(other) = checker.check(self.stream, layer, tensors) {
+            let tensors = packed_inputs([inputs.query, inputs.key, inputs.value]).into_iter();
+            if let Err(other) = self.check_tensors(layer, tensors) {
                 tracing::warn!("no range check of layer {layer}, which is refused: {other}");
             }
         }
@@ -408,11 +411,8 @@ impl<'a, T: Element> Step<'a, T> {
         output
     }
 
-    /// Passes the tensors of a queued layer to the range check, if there is one.
-    fn check_range(&mut self, layer: usize, inputs: &AnyLayerInputs<'_, T>, output: &Tensor<T>) -> Result<()> {
-        let Some(checker) = &mut self.range_checker else {
-            return Ok(());
-        };
+    /// Passes the tensors of a queued layer to the range check, if the step is checked.
+    fn check_range(&self, layer: usize, inputs: &AnyLayerInputs<'_, T>, output: &Tensor<T>) -> Result<()> {
         let inputs = match inputs {
             AnyLayerInputs::Attention(inputs) => *inputs,
             AnyLayerInputs::Linear(tensors) => LayerInputs::from((tensors.query, tensors.key, tensors.value)),
@@ -423,15 +423,19 @@ impl<'a, T: Element> Step<'a, T> {
             !(inputs.shares_keys && matches!(checked.tensor, LayerTensor::Key | LayerTensor::Value))
         };
         match &inputs.latent {
-            Some(latent) => {
-                let tensors = latent_tensors(tensors, latent, output);
-                checker.check(self.stream, layer, tensors.filter(is_checked))
-            }
-            None => {
-                let tensors = packed_tensors(tensors, output).into_iter();
-                checker.check(self.stream, layer, tensors.filter(is_checked))
-            }
+            Some(latent) => self.check_tensors(layer, latent_tensors(tensors, latent, output).filter(is_checked)),
+            None => self.check_tensors(layer, packed_tensors(tensors, output).into_iter().filter(is_checked)),
         }
+    }
+
+    fn check_tensors<'t>(&self, layer: usize, tensors: impl Iterator<Item = CheckedTensor<'t, T>>) -> Result<()>
+    where
+        T: 't,
+    {
+        let Some(step) = &self.checked else {
+            return Ok(());
+        };
+        lock(self.range_checker).as_mut().map_or(Ok(()), |checker| checker.check(self.stream, (step, layer), tensors))
     }
 
     /// The backend and plan that serve a layer of the model, once it is planned, and not those of layers that share its

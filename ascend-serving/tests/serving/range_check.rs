@@ -88,18 +88,10 @@ proptest! {
         let stream = harness::stream();
         let mut attention = attention(&stream, LAYERS);
         let check = RangeCheck::sampled(NonZeroUsize::new(every).unwrap()).limit(limit);
-        let mut graphs = match by_graphs {
-            false => {
-                attention.set_range_check(check).unwrap();
-                None
-            }
-            true => {
-                let limits = GraphLimits::new([5], 200).tokens_each(40);
-                let mut graphs = attention.capture(&stream, Causality::Causal, &limits).unwrap();
-                graphs.set_range_check(check).unwrap();
-                Some(graphs)
-            }
-        };
+        let limits = GraphLimits::new([5], 200).tokens_each(40);
+        let mut graphs =
+            by_graphs.then(|| attention.capture(&stream, Causality::Causal, &limits).unwrap());
+        attention.set_range_check(check).unwrap();
         let mut sequences: Vec<Sequence> = lengths.iter().map(|_| Sequence::new(attention.cache().pool())).collect();
         let tokens: usize = lengths.iter().sum();
         let padded = tokens + padding;
@@ -141,16 +133,9 @@ proptest! {
                 }
             }
             drop(begun);
-            found.extend(match &mut graphs {
-                Some(graphs) => graphs.range_findings().unwrap(),
-                None => attention.range_findings().unwrap(),
-            });
+            found.extend(attention.range_findings().unwrap());
         }
-        let mut awaited = || match &mut graphs {
-            Some(graphs) => graphs.await_range_findings().unwrap(),
-            None => attention.await_range_findings().unwrap(),
-        };
-        found.extend(awaited());
+        found.extend(attention.await_range_findings().unwrap());
         prop_assert_eq!(found.len(), wanted.len(), "{:?}\n{:?}", &found, &wanted);
         for (found, (step, layer, tensor, at, value)) in found.iter().zip(wanted) {
             prop_assert_eq!((found.step, found.layer, found.tensor), (step as u64, layer, tensor));
@@ -160,7 +145,7 @@ proptest! {
             prop_assert_eq!(((before + found.token) * HEADS + found.head) * DIM + found.element, at);
             prop_assert_eq!(found.report.first, Some(at));
         }
-        prop_assert!(awaited().is_empty(), "findings are taken once");
+        prop_assert!(attention.await_range_findings().unwrap().is_empty(), "findings are taken once");
     }
 }
 

@@ -447,7 +447,7 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
     let settings = BatchSettings::of(server.attention.cache(), Causality::Causal);
     let batch = [BatchRequest::of(sequence, 1)];
     let mut metadata = AttentionMetadata::new(&batch, settings).unwrap();
-    server.graphs.set_range_check(RangeCheck::always().limit(100.0)).unwrap();
+    server.attention.set_range_check(RangeCheck::always().limit(100.0)).unwrap();
     let rows = Rows::of(&stream, &[7], 0);
     let mut step = server.graphs.begin(&stream, &mut metadata).unwrap();
     let of_rope = step.tensors(0).unwrap().query_rope.as_ref().unwrap().reshape([HEADS, 1, ROPE]).unwrap();
@@ -484,7 +484,7 @@ fn inputs_that_a_graph_over_latents_does_not_have_are_refused() {
         step.forward(layer, rows.inputs()).unwrap();
     }
     step.end().unwrap();
-    let found = server.graphs.await_range_findings().unwrap();
+    let found = server.attention.await_range_findings().unwrap();
     let found: Vec<_> = found.iter().map(|f| (f.layer, f.tensor, f.token, f.element)).collect();
     let rope = LayerTensor::QueryRope;
     assert_eq!(found, [(0, rope, 0, 3), (1, rope, 0, 3)]);

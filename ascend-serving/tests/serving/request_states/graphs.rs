@@ -516,7 +516,7 @@ fn replayed_layers_of_linear_attention_are_checked() {
     }
     let batch = [&sequence, &other].map(|sequence| BatchRequest::of(sequence, 1));
     let mut next = attention.metadata(&batch, StatePolicy::default()).unwrap();
-    graphs.graphs.set_range_check(RangeCheck::always()).unwrap();
+    attention.set_range_check(RangeCheck::always()).unwrap();
     let weights = graphs.weights.clone();
     let mut step = graphs.graphs.begin(&stream, &mut next).unwrap();
     for layer in LINEAR {
@@ -531,7 +531,7 @@ fn replayed_layers_of_linear_attention_are_checked() {
         step.forward(layer, rows.tensors(&value)).unwrap();
     }
     drop(step);
-    let findings = graphs.graphs.await_range_findings().unwrap();
+    let findings = attention.await_range_findings().unwrap();
     let places: Vec<_> =
         findings.iter().map(|found| (found.layer, found.tensor, found.request, found.token, found.head)).collect();
     assert!(places.contains(&(LINEAR[1], LayerTensor::Value, 1, 0, 1)), "{places:?}");
