@@ -143,8 +143,8 @@ pub use batch::{
 };
 pub use causality::Causality;
 pub use drafts::{
-    AcceptedDrafts, CustomMask, DraftSource, DraftTree, MaskExtent, PackedBits, SampledDrafts, TreeGraphs, TreeRequest,
-    TreeStep, TreeVerification,
+    AcceptedDrafts, CustomMask, DraftSource, DraftTree, SampledDrafts, TreeGraphs, TreeRequest, TreeStep,
+    TreeVerification,
 };
 pub use engine::{
     Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendDeviation, ConvolutionInputs, CrossAttention,

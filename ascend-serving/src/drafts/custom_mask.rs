@@ -11,15 +11,6 @@ use crate::rules::{self, room};
 
 use super::DraftTree;
 
-/// Which part of each request's mask is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MaskExtent {
-    /// All keys: the `L` cached ones, then the nodes (`FULL_MASK`).
-    AllKeys,
-    /// The nodes alone (`QLEN_ONLY`); every node sees every cached key.
-    NodesOnly,
-}
-
 /// A mask of several requests: 1 where a query row sees a key. Requests follow each other, the rows of each in
 /// row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,16 +19,6 @@ pub struct CustomMask {
     visible: Vec<bool>,
     mask_indptr: Vec<usize>,
     qo_indptr: Vec<usize>,
-}
-
-/// Bits packed into words such as `u8` or `u64`, the first in the lowest bit. Each row of a mask begins with a new
-/// word.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PackedBits<W> {
-    /// The words.
-    pub words: Vec<W>,
-    /// Where each request's words begin, and at the end their total number.
-    pub word_indptr: Vec<usize>,
 }
 
 /// Bits of a word.
@@ -49,14 +30,17 @@ impl CustomMask {
     /// Most elements, of a byte each, as of a [`HostMask`].
     pub const MAX_ELEMENTS: usize = HostMask::MAX_BYTES;
 
-    /// The mask of one tree for each request, after the cached keys of each.
+    /// The mask of one tree for each request: of all keys, the cached ones of each request in front of its nodes
+    /// (`FULL_MASK`), or without `cached` of the nodes alone (`QLEN_ONLY`), each of which sees every cached key.
     ///
     /// # Errors
     /// [`LENGTHS_BATCH`](crate::rules::LENGTHS_BATCH) for another number of lengths than trees,
     /// [`LENGTHS_OVERFLOW`](crate::rules::LENGTHS_OVERFLOW) for more than [`MAX_ELEMENTS`](Self::MAX_ELEMENTS) or
     /// more than the host has memory for.
-    pub fn of_trees(trees: &[DraftTree], cached: &PerRequest, extent: MaskExtent) -> Result<Self, Violation> {
-        if trees.len() != cached.lengths().len() {
+    pub fn of_trees(trees: &[DraftTree], cached: Option<&PerRequest>) -> Result<Self, Violation> {
+        if let Some(cached) = cached
+            && trees.len() != cached.lengths().len()
+        {
             return Err(Violation::new(
                 &rules::LENGTHS_BATCH,
                 format_args!("{} trees, {} lengths", trees.len(), cached.lengths().len()),
@@ -65,21 +49,16 @@ impl CustomMask {
             ));
         }
         // The cached keys in front of the nodes of each row.
-        let prefixes = cached.lengths().iter().map(|cached| match extent {
-            MaskExtent::NodesOnly => 0,
-            MaskExtent::AllKeys => *cached,
-        });
-        let trees = trees.iter().zip(prefixes);
+        let prefix = |request: usize| cached.map_or(0, |cached| cached.lengths()[request]);
+        let trees = trees.iter().enumerate().map(|(request, tree)| (tree, prefix(request)));
         let total = trees.clone().try_fold(0usize, |sum, (tree, prefix)| {
             let nodes = tree.nodes();
             let sum = (prefix + nodes).checked_mul(nodes)?.checked_add(sum)?;
             (sum <= Self::MAX_ELEMENTS).then_some(sum)
         });
-        let fix = match extent {
-            MaskExtent::NodesOnly => "make masks of fewer requests at a time",
-            MaskExtent::AllKeys => {
-                "store the nodes alone (`MaskExtent::NodesOnly`), or make masks of fewer requests at a time"
-            }
+        let fix = match cached {
+            None => "make masks of fewer requests at a time",
+            Some(_) => "store the nodes alone, or make masks of fewer requests at a time",
         };
         let Some(total) = total else {
             return Err(Violation::new(
@@ -216,31 +195,33 @@ impl CustomMask {
         &self.qo_indptr
     }
 
-    /// Packs each row into words (`QLEN_ONLY_BITPACKING` for [`MaskExtent::NodesOnly`]).
-    pub fn pack<W>(&self) -> PackedBits<W>
+    /// Packs the elements into words such as `u8` or `u64`, the first in the lowest bit; each row begins with a new
+    /// word (`QLEN_ONLY_BITPACKING` for a mask of nodes alone). Returns the words, and where those of each request
+    /// begin, at the end their total number (`word_indptr`).
+    pub fn pack<W>(&self) -> (Vec<W>, Vec<usize>)
     where
         W: Copy + Default + From<bool> + Shl<usize, Output = W> + BitOr<Output = W>,
     {
-        let mut packed = PackedBits { words: Vec::new(), word_indptr: vec![0] };
+        let (mut words, mut word_indptr) = (Vec::new(), vec![0]);
         for request in 0..self.requests() {
             let (_, keys) = self.extent(request);
             for row in self.request(request).chunks(keys.max(1)) {
                 for bits in row.chunks(bits_of::<W>()) {
                     let bits = bits.iter().enumerate();
-                    packed.words.push(bits.fold(W::default(), |word, (bit, visible)| word | W::from(*visible) << bit));
+                    words.push(bits.fold(W::default(), |word, (bit, visible)| word | W::from(*visible) << bit));
                 }
             }
-            packed.word_indptr.push(packed.words.len());
+            word_indptr.push(words.len());
         }
-        packed
+        (words, word_indptr)
     }
 
-    /// Unpacks the mask of requests that have these rows and keys.
+    /// Unpacks the [packed](Self::pack) mask of requests that have these rows and keys.
     ///
     /// # Errors
     /// [`MASK_SHAPE`](crate::rules::MASK_SHAPE) if they need another number of words than there are, or their words
     /// begin at other places than `word_indptr` has.
-    pub fn unpack<W>(packed: &PackedBits<W>, extents: &[(usize, usize)]) -> Result<Self, Violation>
+    pub fn unpack<W>(words: &[W], word_indptr: &[usize], extents: &[(usize, usize)]) -> Result<Self, Violation>
     where
         W: Copy + Default + PartialEq + From<bool> + Shl<usize, Output = W> + BitAnd<Output = W>,
     {
@@ -248,31 +229,31 @@ impl CustomMask {
         let wrong = || {
             Violation::new(
                 &rules::MASK_SHAPE,
-                format_args!("{} words", packed.words.len()),
+                format_args!("{} words", words.len()),
                 format_args!("the words of {} requests of these rows and keys, and their offsets", extents.len()),
                 "give the rows and keys that were packed, and the same kind of word",
             )
         };
         // Counted before anything is unpacked: extents may be any numbers.
         let mut counts = Some((0usize, 0usize));
-        let mut starts = packed.word_indptr.iter().copied();
+        let mut starts = word_indptr.iter().copied();
         let mut agrees = starts.next() == Some(0);
         for &(rows, keys) in extents {
-            counts = counts.and_then(|(words, elements)| {
+            counts = counts.and_then(|(count, elements)| {
                 let of_rows = rows.checked_mul(keys.div_ceil(bits_of::<W>()))?;
-                let words = words.checked_add(of_rows)?;
-                Some((words, elements.checked_add(rows.checked_mul(keys)?)?))
+                let count = count.checked_add(of_rows)?;
+                Some((count, elements.checked_add(rows.checked_mul(keys)?)?))
             });
-            agrees &= counts.is_some_and(|(words, _)| starts.next() == Some(words));
+            agrees &= counts.is_some_and(|(count, _)| starts.next() == Some(count));
         }
         agrees &= starts.next().is_none();
-        let counts = counts.filter(|(words, _)| *words == packed.words.len() && agrees);
+        let counts = counts.filter(|(count, _)| *count == words.len() && agrees);
         let Some((_, elements)) = counts else {
             return Err(wrong());
         };
         let (rule, fix) = (&rules::MASK_SHAPE, "unpack fewer requests at a time");
         room(&mut mask.visible, elements, rule, fix)?;
-        let mut words = packed.words.iter();
+        let mut words = words.iter();
         let mut rows_before = 0usize;
         for &(rows, keys) in extents {
             let words_of_row = keys.div_ceil(bits_of::<W>());
@@ -302,11 +283,11 @@ mod tests {
     fn the_mask_of_a_fork() {
         let fork = DraftTree::from_parents(&[-1, 0, 0]).unwrap();
         let cached = PerRequest::new(vec![2]).unwrap();
-        let mask = CustomMask::of_trees(&[fork], &cached, MaskExtent::AllKeys).unwrap();
+        let mask = CustomMask::of_trees(&[fork], Some(&cached)).unwrap();
         let rows: Vec<u8> = mask.visible().iter().map(|b| u8::from(*b)).collect();
         assert_eq!(rows, [1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1]);
         assert_eq!((mask.mask_indptr(), mask.qo_indptr()), (&[0, 15][..], &[0, 3][..]));
-        assert_eq!(mask.pack::<u8>().words, [0b00111, 0b01111, 0b10111]);
+        assert_eq!(mask.pack::<u8>().0, [0b00111, 0b01111, 0b10111]);
     }
 
     #[test]
@@ -341,15 +322,21 @@ mod tests {
         assert_eq!(rule(4, &[4, 0, 4], &[0, 2, 4]), &rules::MASK_SHAPE);
         assert_eq!(rule(0, &[], &[]), &rules::MASK_SHAPE);
         let huge = PerRequest::new(vec![PerRequest::MAX_LENGTH]).unwrap();
-        let error = CustomMask::of_trees(&[DraftTree::chain(1).unwrap()], &huge, MaskExtent::AllKeys);
+        let error = CustomMask::of_trees(&[DraftTree::chain(1).unwrap()], Some(&huge));
         assert_eq!(error.unwrap_err().rule, &rules::LENGTHS_OVERFLOW);
-        let error = CustomMask::of_trees(&[], &huge, MaskExtent::AllKeys);
+        let error = CustomMask::of_trees(&[], Some(&huge));
         assert_eq!(error.unwrap_err().rule, &rules::LENGTHS_BATCH);
-        let packed = PackedBits { words: vec![1u8], word_indptr: vec![0, 1] };
         for extent in [(1, 9), (2, 3), (0, 0)] {
-            let error = CustomMask::unpack(&packed, &[extent]).unwrap_err();
+            let error = CustomMask::unpack(&[1u8], &[0, 1], &[extent]).unwrap_err();
             assert_eq!(error.rule, &rules::MASK_SHAPE);
         }
+    }
+
+    fn unpacked<W>((words, word_indptr): (Vec<W>, Vec<usize>), extents: &[(usize, usize)]) -> CustomMask
+    where
+        W: Copy + Default + PartialEq + From<bool> + Shl<usize, Output = W> + BitAnd<Output = W>,
+    {
+        CustomMask::unpack(&words, &word_indptr, extents).unwrap()
     }
 
     proptest! {
@@ -357,13 +344,16 @@ mod tests {
         fn packing_loses_nothing(requests in prop::collection::vec((parents(10), 0usize..40), 0..4)) {
             let trees: Vec<DraftTree> = requests.iter().map(|(p, _)| DraftTree::from_parents(p).unwrap()).collect();
             let cached = PerRequest::new(requests.iter().map(|(_, l)| *l).collect()).unwrap();
-            for extent in [MaskExtent::AllKeys, MaskExtent::NodesOnly] {
-                let mask = CustomMask::of_trees(&trees, &cached, extent).unwrap();
+            for cached in [Some(&cached), None] {
+                let mask = CustomMask::of_trees(&trees, cached).unwrap();
                 let extents: Vec<_> = (0..mask.requests()).map(|r| mask.extent(r)).collect();
-                prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u8>(), &extents).unwrap(), &mask);
-                prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u16>(), &extents).unwrap(), &mask);
-                prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u32>(), &extents).unwrap(), &mask);
-                prop_assert_eq!(&CustomMask::unpack(&mask.pack::<u64>(), &extents).unwrap(), &mask);
+                let unpacked = [
+                    unpacked(mask.pack::<u8>(), &extents),
+                    unpacked(mask.pack::<u16>(), &extents),
+                    unpacked(mask.pack::<u32>(), &extents),
+                    unpacked(mask.pack::<u64>(), &extents),
+                ];
+                prop_assert!(unpacked.iter().all(|unpacked| unpacked == &mask));
                 let offsets = [mask.mask_indptr(), mask.qo_indptr()];
                 let [mask_indptr, qo_indptr] = offsets.map(<[usize]>::to_vec);
                 let same = CustomMask::new(mask.visible().to_vec(), mask_indptr, qo_indptr);
@@ -373,7 +363,7 @@ mod tests {
                     let (rows, keys) = mask.extent(r);
                     prop_assert_eq!(rows, tree.nodes());
                     let prefix = keys - rows;
-                    prop_assert_eq!(prefix, if extent == MaskExtent::AllKeys { cached.lengths()[r] } else { 0 });
+                    prop_assert_eq!(prefix, cached.map_or(0, |cached| cached.lengths()[r]));
                     for i in 0..rows {
                         for j in 0..keys {
                             let sees = j < prefix || tree.sees(i, j - prefix);

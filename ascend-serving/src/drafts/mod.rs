@@ -13,7 +13,7 @@ use ascend_attention::spec::geometry::{TokenTree, TreeError};
 
 use crate::rules;
 
-pub use custom_mask::{CustomMask, MaskExtent, PackedBits};
+pub use custom_mask::CustomMask;
 pub use sampled_acceptance::{DraftSource, SampledDrafts};
 pub use tree_graphs::TreeGraphs;
 pub use tree_request::TreeRequest;

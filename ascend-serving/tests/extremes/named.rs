@@ -7,7 +7,7 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, Causality, CustomMask, DraftTree,
-    Error, GraphLimits, LayerGroup, MaskExtent, PackedBits, TokenIndices, rules,
+    Error, GraphLimits, LayerGroup, TokenIndices, rules,
 };
 
 #[test]
@@ -65,18 +65,17 @@ fn masks_of_trees_behind_absurd_contexts_are_refused() {
     let trees = [DraftTree::chain(2).unwrap()];
     for cached in [1 << 40, PerRequest::MAX_LENGTH] {
         let cached = PerRequest::new(vec![cached]).unwrap();
-        let mask = CustomMask::of_trees(&trees, &cached, MaskExtent::AllKeys);
+        let mask = CustomMask::of_trees(&trees, Some(&cached));
         assert_eq!(mask.unwrap_err().rule, &rules::LENGTHS_OVERFLOW);
     }
 }
 
 #[test]
 fn extents_are_compared_with_the_words_before_anything_is_unpacked() {
-    let words = |words: Vec<u8>| PackedBits { word_indptr: vec![0, words.len()], words };
-    let rows = CustomMask::unpack(&words(vec![]), &[(usize::MAX, 0)]).unwrap();
+    let rows = CustomMask::unpack::<u8>(&[], &[0, 0], &[(usize::MAX, 0)]).unwrap();
     assert_eq!(rows.extent(0), (usize::MAX, 0));
     for extents in [&[(usize::MAX, 0), (1, 0)][..], &[(1, usize::MAX)], &[(usize::MAX, 9)]] {
-        let refused = CustomMask::unpack(&words(vec![0]), extents).unwrap_err();
+        let refused = CustomMask::unpack(&[0u8], &[0, 1], extents).unwrap_err();
         assert_eq!(refused.rule, &rules::MASK_SHAPE, "{extents:?}");
     }
 }

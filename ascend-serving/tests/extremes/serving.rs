@@ -8,9 +8,9 @@ use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequenc
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
     Causality, ContextParallel, CrossAttention, CustomMask, DraftSource, DraftTree, Drafting, EncoderAttention,
-    GraphLimits, IndexerTensors, LatentForm, LatentTensors, LayerInputs, LayerMask, MaskExtent, MultiItemPrompt,
-    NamedMask, PackedBits, PageIndices, RecordedBatch, SampledDrafts, SharedPrefixDecode, SparseLatent, SparseTensors,
-    SplitDecode, StatePolicy, TokenIndices, TreeRequest, TreeVerification,
+    GraphLimits, IndexerTensors, LatentForm, LatentTensors, LayerInputs, LayerMask, MultiItemPrompt, NamedMask,
+    PageIndices, RecordedBatch, SampledDrafts, SharedPrefixDecode, SparseLatent, SparseTensors, SplitDecode,
+    StatePolicy, TokenIndices, TreeRequest, TreeVerification,
 };
 
 use crate::draw::Draw;
@@ -141,9 +141,8 @@ pub const CALLS: &[Call] = &[
     ("CustomMask", |draw| {
         let trees = draw.few(|draw| DraftTree::chain(draw.usize()).ok());
         let trees: Vec<DraftTree> = trees.into_iter().flatten().collect();
-        let extent = draw.of(&[MaskExtent::AllKeys, MaskExtent::NodesOnly]);
-        let lengths = lengths_for(trees.len(), draw);
-        if let Ok(mask) = CustomMask::of_trees(&trees, &lengths, extent) {
+        let lengths = draw.bool().then(|| lengths_for(trees.len(), draw));
+        if let Ok(mask) = CustomMask::of_trees(&trees, lengths.as_ref()) {
             let _ = (mask.extent(draw.usize()), mask.request(draw.usize()).len());
             let _ = mask.pack::<u16>();
         }
@@ -155,9 +154,9 @@ pub const CALLS: &[Call] = &[
         }
     }),
     ("CustomMask::unpack", |draw| {
-        let packed = PackedBits { words: draw.few(Draw::u32), word_indptr: draw.few(Draw::usize) };
+        let (words, word_indptr) = (draw.few(Draw::u32), draw.few(Draw::usize));
         let extents = draw.few(|draw| (draw.usize(), draw.usize()));
-        let _ = CustomMask::unpack(&packed, &extents);
+        let _ = CustomMask::unpack(&words, &word_indptr, &extents);
     }),
     ("DraftTree", |draw| {
         let _ = DraftTree::from_parents(&draw.few(Draw::i64));

@@ -35,8 +35,8 @@ fn of_packed_mask(case: &Case) -> Vec<DraftTree> {
         qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + rows);
         extents.push((rows, front + rows));
     }
-    let packed = CustomMask::new(visible, mask_indptr, qo_indptr).unwrap().pack::<u32>();
-    CustomMask::unpack(&packed, &extents).unwrap().trees().unwrap()
+    let (words, word_indptr) = CustomMask::new(visible, mask_indptr, qo_indptr).unwrap().pack::<u32>();
+    CustomMask::unpack(&words, &word_indptr, &extents).unwrap().trees().unwrap()
 }
 
 fn check(case: &Case) -> Result<(), TestCaseError> {
