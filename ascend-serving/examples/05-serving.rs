@@ -176,7 +176,7 @@ fn cache(stream: &Stream, int8: bool) -> ascend_serving::Result<PagedKvCache<bf1
     }
     // Numbers between -1 and 1. A model's scales come from a calibration: `ChannelScales::covering`.
     let scales = vec![ChannelScales::uniform(&shape, 1.0 / 127.0, 1.0 / 127.0)?; LAYERS];
-    PagedKvCache::quantised(stream, BLOCKS, BLOCK_SIZE, shape, pad, &scales)
+    PagedKvCache::quantised(stream, BLOCKS, BLOCK_SIZE, shape, pad, QuantisedType::Int8, &scales)
 }
 
 /// A prompt: a beginning that all have, and some tokens of its own.

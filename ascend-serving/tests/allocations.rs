@@ -110,7 +110,7 @@ fn a_decoding_layer_over_an_int8_cache_allocates_nothing() {
     let pad = PadPolicy::SkipNegative;
     let shape = cache_shape();
     let scales = uniform_scales(&shape);
-    let cache = PagedKvCache::<bf16>::quantised(&stream, 8, BLOCK, shape, pad, &scales).unwrap();
+    let cache = PagedKvCache::<bf16>::quantised(&stream, 8, BLOCK, shape, pad, QuantisedType::Int8, &scales).unwrap();
     let backends = Backends::none().with(Backend::QuantisedDecode);
     let decode = layers_over(&stream, cache, backends, |_| None);
     assert_eq!(decode, 0, "200 layers allocated {decode} times");
@@ -189,7 +189,7 @@ fn a_decoding_layer_over_floats_of_a_byte_allocates_nothing() {
     let (pad, shape) = (PadPolicy::SkipNegative, cache_shape());
     let scales = uniform_scales(&shape);
     for stored in [QuantisedType::Float8E4M3Fn, QuantisedType::HiFloat8] {
-        let cache = PagedKvCache::<bf16>::quantised_as(&stream, 8, BLOCK, shape, pad, stored, &scales);
+        let cache = PagedKvCache::<bf16>::quantised(&stream, 8, BLOCK, shape, pad, stored, &scales);
         let backends = Backends::none().with(Backend::QuantisedDecode);
         let decode = layers_over(&stream, cache.unwrap(), backends, |_| None);
         assert_eq!(decode, 0, "200 layers of {stored:?} allocated {decode} times");

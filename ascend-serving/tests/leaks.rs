@@ -49,14 +49,22 @@ fn steps_by_several_backends(stream: &Stream, pools: &mut Pools) -> Result<()> {
 fn integers_scaled_by_channel(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let shape = CacheShape::new(LAYERS, 1, DIM);
     let scales = [(); LAYERS].map(|()| ChannelScales::uniform(&shape, 0.1, 0.1).unwrap());
-    over_integers(stream, pools, PagedKvCache::quantised(stream, BLOCKS, 128, shape, PadPolicy::SkipNegative, &scales)?)
+    over_integers(
+        stream,
+        pools,
+        PagedKvCache::quantised(stream, BLOCKS, 128, shape, PadPolicy::SkipNegative, QuantisedType::Int8, &scales)?,
+    )
 }
 
 /// Steps over a cache of INT8 with scales of tokens.
 fn integers_scaled_by_token(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let shape = CacheShape::new(LAYERS, 1, DIM);
     let device = stream.device();
-    over_integers(stream, pools, PagedKvCache::quantised_by_token(device, BLOCKS, 128, shape, PadPolicy::SkipNegative)?)
+    over_integers(
+        stream,
+        pools,
+        PagedKvCache::quantised_by_token(device, BLOCKS, 128, shape, PadPolicy::SkipNegative, QuantisedType::Int8)?,
+    )
 }
 
 fn over_integers(stream: &Stream, pools: &mut Pools, cache: PagedKvCache<bf16>) -> Result<()> {

@@ -4,7 +4,7 @@
 //! captured then.
 
 use ascend_attention::{Stream, bf16};
-use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionShape, Backends, BatchRequest, Causality, GraphLimits, LayerGroup,
     PrefixCache, Result, StatePolicy, rules,
@@ -204,7 +204,7 @@ fn group(
     let device = stream.device();
     let heads = AttentionShape::new(config.heads, config.kv_heads, config.head_dim);
     let cache = match limits.int8 && causality == Causality::Causal {
-        true => PagedKvCache::quantised_by_token(device, blocks, BLOCK_SIZE, shape, pad)?,
+        true => PagedKvCache::quantised_by_token(device, blocks, BLOCK_SIZE, shape, pad, QuantisedType::Int8)?,
         false => PagedKvCache::new(device, blocks, BLOCK_SIZE, shape, pad)?,
     };
     Ok(LayerGroup::new(layers, causality, heads, cache, Backends::standard(device)))

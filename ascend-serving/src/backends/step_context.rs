@@ -335,7 +335,7 @@ pub(super) fn quantised_cache<'a, T: Element>(layer: &LayerTensors<'a, T>) -> Re
             format_args!("a cache with {}", layer_cache.describe_scales()),
             "a quantised cache with scales of channels or tokens",
             "add `Backend::MxFp8` over MXFP8, `Backend::QUANTISED_MLA_256_MIB` over latents, or make the cache by \
-             `PagedKvCache::quantised_as`",
+             `PagedKvCache::quantised`",
         )),
         None => Err(Violation::new(
             &rules::BACKEND_QUANTISED,

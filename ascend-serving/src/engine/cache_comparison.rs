@@ -10,7 +10,7 @@ use super::attention::Attention;
 use super::deviation::Deviation;
 
 /// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and a
-/// [quantised](crate::kv::PagedKvCache::quantised_as) one, and reports for each layer how far the outputs are apart.
+/// [quantised](crate::kv::PagedKvCache::quantised) one, and reports for each layer how far the outputs are apart.
 /// `steps` are the new tokens of each step, usually a prompt and then single tokens; `layers` has the inputs of all of
 /// them for each layer of the model, without latents. It waits for the stream: use it to choose scales and layers
 /// before serving, not while serving.

@@ -49,7 +49,7 @@ impl<T: Element> PagedKvCache<T> {
         }
         if !shape.is_latent() {
             return Err(Error::invalid("shape", format_args!("{shape:?}"), "that of latents")
-                .fix("make the shape by `CacheShape::latent`, and other caches by `PagedKvCache::quantised_as`"));
+                .fix("make the shape by `CacheShape::latent`, and other caches by `PagedKvCache::quantised`"));
         }
         if scales.len() != shape.layers {
             return Err(wrong_scales(

@@ -19,14 +19,17 @@ use super::quantised::{
 use super::stored::stored;
 
 impl<T: Element> PagedKvCache<T> {
-    /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8, with the scales of each layer. `T` is
-    /// still the type of queries, of new keys and values, and of results: FLOAT16 or BF16. It takes half the memory.
+    /// A cache as of [`PagedKvCache::new`] whose keys and values are INT8 or floats of 8 bits, with the scales of each
+    /// layer ([`ChannelScales::covering`]). `T` is still the type of queries, of new keys and values, and of results:
+    /// FLOAT16 or BF16. It takes half the memory.
     ///
     /// Writes quantise on the device and without waiting: see [`ChannelScales`].
     /// [`Backend::QuantisedDecode`](crate::Backend::QuantisedDecode) and
     /// [`Backend::QuantisedPrefill`](crate::Backend::QuantisedPrefill) serve steps over it. Numbers that are not finite
     /// have no integer: the device stores some integer for them, and reports nothing ([`Tensor::range_report`] finds
-    /// them).
+    /// them). Nor does the device cut a number that is too large for a float: it is stored as NaN or an infinity, which
+    /// then is in the attention of every later token of the sequence. Scales of a calibration leave room for larger
+    /// numbers.
     ///
     /// On Atlas A2 and A3 steps of single tokens over BnBsH and BnNBsD take heads of up to 512 elements, in blocks of
     /// a multiple of 32 tokens; other steps take what packed calls of 16 bits do
@@ -37,7 +40,7 @@ impl<T: Element> PagedKvCache<T> {
     /// # fn main() -> ascend_serving::Result<()> {
     /// # #[cfg(feature = "emulation")] {
     /// use ascend_attention::{Runtime, bf16};
-    /// use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+    /// use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence};
     /// use ascend_serving::{
     ///     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest,
     ///     BatchSettings, Causality,
@@ -46,7 +49,8 @@ impl<T: Element> PagedKvCache<T> {
     /// let stream = Runtime::emulated()?.device(0)?.stream()?;
     /// let shape = CacheShape::new(1, 1, 64);
     /// let scales = [ChannelScales::uniform(&shape, 0.5, 0.25)?];
-    /// let cache = PagedKvCache::<bf16>::quantised(&stream, 4, 128, shape, PadPolicy::SkipNegative, &scales)?;
+    /// let (pad, stored) = (PadPolicy::SkipNegative, QuantisedType::Int8);
+    /// let cache = PagedKvCache::<bf16>::quantised(&stream, 4, 128, shape, pad, stored, &scales)?;
     /// let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
     /// let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
     /// let mut sequence = Sequence::new(attention.cache().pool());
@@ -68,30 +72,10 @@ impl<T: Element> PagedKvCache<T> {
     /// # Errors
     /// As for [`PagedKvCache::new`]; [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for scales of another number
     /// of layers, heads or elements, or scales that are not numbers of the type `T`;
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another type.
+    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another type `T`;
+    /// [`Violation`](ascend_attention::Error::Violation) by the rules of FusedInferAttentionScore for floats on a
+    /// product or release that reads none, such as `dtype.registered`.
     pub fn quantised(
-        stream: &Stream,
-        blocks: usize,
-        block_size: usize,
-        shape: CacheShape,
-        pad: PadPolicy,
-        scales: &[ChannelScales],
-    ) -> Result<Self> {
-        let stored = QuantisedType::Int8;
-        Self::quantised_as(stream, blocks, block_size, shape, pad, stored, scales)
-    }
-
-    /// A cache as of [`PagedKvCache::quantised`] of any type, with the scales of each layer
-    /// ([`ChannelScales::covering_as`]).
-    ///
-    /// The device does not cut a number that is too large for a float: it is stored as NaN or an infinity, which then
-    /// is in the attention of every later token of the sequence. Scales of a calibration leave room for larger
-    /// numbers.
-    ///
-    /// # Errors
-    /// As for [`PagedKvCache::quantised`]; [`Violation`](ascend_attention::Error::Violation) by the rules of
-    /// FusedInferAttentionScore for floats on a product or release that reads none, such as `dtype.registered`.
-    pub fn quantised_as(
         stream: &Stream,
         blocks: usize,
         block_size: usize,
@@ -147,8 +131,8 @@ impl<T: Element> PagedKvCache<T> {
         Self::with_scales(device, pool, shape, stored, scales)
     }
 
-    /// An INT8 cache with a scale for each token, in blocks of its own: the largest number of the token's key in all
-    /// heads becomes 127, and that of its value too. No calibration is needed, and numbers that are not finite are
+    /// A cache with a scale for each token, in blocks of its own: the largest number of the token's key in all heads
+    /// becomes 127 as INT8 and 448 as FLOAT8_E4M3FN (on Ascend 950), and that of its value too. No calibration is needed, and numbers that are not finite are
     /// refused ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written.
     ///
     /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in
@@ -156,27 +140,10 @@ impl<T: Element> PagedKvCache<T> {
     /// reads no scales of tokens with an NZ cache.
     ///
     /// # Errors
-    /// As for [`PagedKvCache::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for NZ, and for
-    /// another type than FLOAT16 and BF16.
+    /// As for [`PagedKvCache::new`]; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for NZ, for another type `T` than
+    /// FLOAT16 and BF16, and for HIFLOAT8, which the operator reads with scales of channels alone;
+    /// [`Violation`](ascend_attention::Error::Violation) as for [`PagedKvCache::quantised`].
     pub fn quantised_by_token(
-        device: &Device,
-        blocks: usize,
-        block_size: usize,
-        shape: CacheShape,
-        pad: PadPolicy,
-    ) -> Result<Self> {
-        let stored = QuantisedType::Int8;
-        Self::quantised_by_token_as(device, blocks, block_size, shape, pad, stored)
-    }
-
-    /// A cache as of [`PagedKvCache::quantised_by_token`] of another type: the largest number of a token becomes 448
-    /// as FLOAT8_E4M3FN, on Ascend 950.
-    ///
-    /// # Errors
-    /// As for [`PagedKvCache::quantised_by_token`] and [`PagedKvCache::quantised_as`];
-    /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for HIFLOAT8, which the operator reads with
-    /// scales of channels alone.
-    pub fn quantised_by_token_as(
         device: &Device,
         blocks: usize,
         block_size: usize,
@@ -188,8 +155,8 @@ impl<T: Element> PagedKvCache<T> {
         let Some(largest) = stored.largest_of_token() else {
             let dtype = stored.dtype();
             let stored = format_args!("{dtype}, with a scale for each token");
-            let allowed = "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised_as`";
-            let fix = "store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised_as`";
+            let allowed = "INT8 or FLOAT8_E4M3FN; HIFLOAT8 has scales of channels: `PagedKvCache::quantised`";
+            let fix = "store INT8 or FLOAT8_E4M3FN, or make the cache by `PagedKvCache::quantised`";
             return Err(Error::invalid("stored", stored, allowed).fix(fix));
         };
         if shape.format == Cache::Nz {

@@ -55,9 +55,9 @@ fn cache(
             let (key, value) = (number(draw), number(draw));
             let scales = ChannelScales::uniform(&shape, key, value)?;
             let scales = vec![scales; shape.layers.min(3)];
-            PagedKvCache::quantised_as(stream, blocks, size, shape, pad, stored(draw), &scales)
+            PagedKvCache::quantised(stream, blocks, size, shape, pad, stored(draw), &scales)
         }
-        2 => PagedKvCache::quantised_by_token_as(device, blocks, size, shape, pad, stored(draw)),
+        2 => PagedKvCache::quantised_by_token(device, blocks, size, shape, pad, stored(draw)),
         3 => PagedKvCache::quantised_sparse_latents(device, blocks, size, shape.layers, pad),
         4 => PagedKvCache::quantised_index_keys(device, blocks, size, shape.layers, pad),
         5 | 6 => {
@@ -82,7 +82,7 @@ pub const CALLS: &[Call] = &[
     ("ChannelScales", |draw| {
         let (keys, values) = (draw.few(number), draw.few(number));
         let stored = stored(draw);
-        let _ = ChannelScales::covering_as(stored, &keys, &values, draw.usize(), draw.usize());
+        let _ = ChannelScales::covering(stored, &keys, &values, draw.usize(), draw.usize());
         let shape = CacheShape::new(1, draw.usize(), draw.usize());
         let _ = ChannelScales::uniform(&shape, number(draw), number(draw));
         let _ = ChannelScales::new(keys, values);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use approx::abs_diff_eq;
 use ascend_attention::comm::Communicator;
 use ascend_attention::{Element, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionShape, Backends, BatchRequest, ContextAttention, ContextParallel, Error, Result, StatePolicy,
     TensorParallel, rules,
@@ -382,7 +382,8 @@ fn what_cannot_be_is_refused_and_the_step_goes_on() {
     let latents = PagedKvCache::new(&device_of_rank(0), 4, 128, CacheShape::latent(1), PAD).unwrap();
     assert!(refused(latents, 16).breaks(&rules::ARGUMENT_VALUE));
     let shape = CacheShape::new(1, 1, DIM);
-    let quantised = PagedKvCache::quantised_by_token(&device_of_rank(0), 4, 128, shape, PAD).unwrap();
+    let quantised =
+        PagedKvCache::quantised_by_token(&device_of_rank(0), 4, 128, shape, PAD, QuantisedType::Int8).unwrap();
     assert!(refused(quantised, 16).breaks(&rules::CACHE_QUANTISED));
 }
 

@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{AnyTensor, Element, Machine, Runtime, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backends, BatchRequest, BatchSettings, Causality,
     LayerMask, NamedMask, rules,
@@ -52,7 +52,7 @@ fn attention<T: Element>(stream: &Stream, layers: Layers) -> Option<Attention<T>
     let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
     let shape = CacheShape::new(1, 2, DIM);
     let cache = match layers {
-        Layers::Int8 => PagedKvCache::quantised_by_token(device, 4, 128, shape, pad).ok()?,
+        Layers::Int8 => PagedKvCache::quantised_by_token(device, 4, 128, shape, pad, QuantisedType::Int8).ok()?,
         _ => PagedKvCache::new(device, 4, 128, shape, pad).unwrap(),
     };
     let backends = Backends::standard(device);

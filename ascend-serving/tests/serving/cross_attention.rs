@@ -8,7 +8,7 @@ use ascend_attention::spec::Rule;
 
 use ascend_attention::spec::Cann;
 use ascend_attention::{Stream, bf16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, CrossAttention, Encoding, Error, rules,
 };
@@ -272,8 +272,15 @@ fn what_cannot_be_is_refused_by_name() {
     encoding.end().unwrap();
 
     let shape = CacheShape::new(1, 1, DIM);
-    let int8 =
-        PagedKvCache::<bf16>::quantised_by_token(stream.device(), 2, 128, shape, PadPolicy::SkipNegative).unwrap();
+    let int8 = PagedKvCache::<bf16>::quantised_by_token(
+        stream.device(),
+        2,
+        128,
+        shape,
+        PadPolicy::SkipNegative,
+        QuantisedType::Int8,
+    )
+    .unwrap();
     let int8 = CrossAttention::new(AttentionShape::new(1, 1, DIM), int8);
     assert_eq!(rule(int8), &rules::BACKEND_QUANTISED);
 }

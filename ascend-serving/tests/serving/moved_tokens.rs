@@ -6,7 +6,7 @@ use approx::abs_diff_eq;
 
 use ascend_attention::{Stream, bf16};
 use ascend_emu::{Site, inject};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, DraftTree,
     Error, StatePolicy, rules,
@@ -32,7 +32,7 @@ fn attention(stream: &Stream, cache: Option<Cache>, kv_heads: usize) -> Attentio
             Attention::new(heads, cache, Backends::none().with(Backend::Fused).with(Backend::PagedDecode))
         }
         None => {
-            let cache = PagedKvCache::quantised_by_token(device, 12, 128, shape, pad).unwrap();
+            let cache = PagedKvCache::quantised_by_token(device, 12, 128, shape, pad, QuantisedType::Int8).unwrap();
             let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
             Attention::new(heads, cache, backends)
         }

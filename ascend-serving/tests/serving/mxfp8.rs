@@ -11,7 +11,9 @@ use ascend_attention::spec::minifloat::Float8E4M3Fn;
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16, f16};
 use ascend_emu::{Site, inject};
-use ascend_serving::kv::{Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{
+    Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence,
+};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Drafting,
     Error, StatePolicy, rules,
@@ -414,7 +416,7 @@ fn layers_and_caches_without_a_call_are_refused_by_name() {
     };
     let mut groups = attention(PagedKvCache::mxfp8(stream.device(), 4, 512, shape, pad).unwrap());
     let scales = [ChannelScales::uniform(&shape, 1.0, 1.0).unwrap()];
-    let channels = PagedKvCache::quantised(&stream, 4, 512, shape, pad, &scales).unwrap();
+    let channels = PagedKvCache::quantised(&stream, 4, 512, shape, pad, QuantisedType::Int8, &scales).unwrap();
     let mut channels = attention(channels);
     let one = |heads| stream.upload(&[bf16::ONE; 4 * DIM][..heads * DIM], [1, heads, DIM]);
     let (query, key) = (one(4).unwrap(), one(2).unwrap());

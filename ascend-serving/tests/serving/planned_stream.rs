@@ -4,7 +4,7 @@ use crate::harness;
 
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
-use ascend_serving::kv::{Cache, CacheShape, LayerCache, PadPolicy, PagedKvCache};
+use ascend_serving::kv::{Cache, CacheShape, LayerCache, PadPolicy, PagedKvCache, QuantisedType};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error, LayerTensors,
     StepContext,
@@ -66,7 +66,7 @@ fn rows_that_are_dequantised_belong_to_a_stream() {
     let stream = harness::stream();
     let pad = PadPolicy::SkipNegative;
     let shape = CacheShape::new(1, HEADS, DIM);
-    let cache = PagedKvCache::quantised_by_token(stream.device(), 2, 128, shape, pad).unwrap();
+    let cache = PagedKvCache::quantised_by_token(stream.device(), 2, 128, shape, pad, QuantisedType::Int8).unwrap();
     check(&stream, &cache, Backends::none().with(Backend::QuantisedPrefill));
 }
 

@@ -33,7 +33,7 @@ fn stored(numbers: &[f32], scale: f32) -> Vec<i8> {
     let shape = CacheShape::new(1, 1, DIM);
     let scales = [ChannelScales::uniform(&shape, 1.0, scale).unwrap()];
     let pad = PadPolicy::SkipNegative;
-    let mut cache = PagedKvCache::<bf16>::quantised(&stream, 2, 128, shape, pad, &scales).unwrap();
+    let mut cache = PagedKvCache::<bf16>::quantised(&stream, 2, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
     assert!(cache.is_quantised());
     assert_eq!(cache.bytes(), 2 * 2 * 128 * DIM);
     let rows = upload(&stream, numbers, 1);
@@ -109,7 +109,7 @@ proptest! {
             ChannelScales::new(of(0), of(1)).unwrap()
         });
         let pad = PadPolicy::SkipNegative;
-        let mut cache = PagedKvCache::<bf16>::quantised_as(&stream, 5, 128, shape, pad, stored, &scales).unwrap();
+        let mut cache = PagedKvCache::<bf16>::quantised(&stream, 5, 128, shape, pad, stored, &scales).unwrap();
         let mut slots: Vec<i32> = wanted.iter().map(|slot| *slot as i32).collect();
         let tokens = slots.len() + 2;
         let keys = harness::numbers(seed, tokens * channels);
@@ -164,7 +164,9 @@ fn scales_that_divide_nothing_are_refused() {
     let stream = harness::stream();
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
-    let with = |scales: &[ChannelScales]| PagedKvCache::<f16>::quantised(&stream, 1, 128, shape, pad, scales);
+    let with = |scales: &[ChannelScales]| {
+        PagedKvCache::<f16>::quantised(&stream, 1, 128, shape, pad, QuantisedType::Int8, scales)
+    };
     let uniform = |scale| ChannelScales::uniform(&shape, scale, 1.0).unwrap();
     with(&[uniform(1.0)]).unwrap();
     // No number of FLOAT16, or 0 there.
@@ -174,7 +176,7 @@ fn scales_that_divide_nothing_are_refused() {
     assert_eq!(rule(with(&[])), &rules::QUANTISED_SCALE);
     let few = ChannelScales::new(vec![1.0; DIM], vec![1.0; DIM - 1]).unwrap();
     assert_eq!(rule(with(&[few])), &rules::QUANTISED_SCALE);
-    let floats = PagedKvCache::<f32>::quantised(&stream, 1, 128, shape, pad, &[uniform(1.0)]);
+    let floats = PagedKvCache::<f32>::quantised(&stream, 1, 128, shape, pad, QuantisedType::Int8, &[uniform(1.0)]);
     assert_eq!(blamed(floats), "T");
     let huge = CacheShape::new(shape.layers, usize::MAX, shape.key_dim);
     let refused = ChannelScales::uniform(&huge, 1.0, 1.0).unwrap_err();
@@ -184,22 +186,22 @@ fn scales_that_divide_nothing_are_refused() {
 #[test]
 fn a_calibration_covers_its_numbers() {
     let keys = [1.0, 0.0, -2.0, 0.0].map(bf16::from_f32);
-    let scales = ChannelScales::covering(&keys, &keys[..2], 2, 1).unwrap();
+    let scales = ChannelScales::covering(QuantisedType::Int8, &keys, &keys[..2], 2, 1).unwrap();
     assert_eq!(scales.key(), [2.0 / 127.0, 1.0]);
     assert_eq!(scales.value(), [1.0 / 127.0]);
-    let none = ChannelScales::covering::<bf16>(&[], &[], 2, 1).unwrap();
+    let none = ChannelScales::covering::<bf16>(QuantisedType::Int8, &[], &[], 2, 1).unwrap();
     assert_eq!((none.key(), none.value()), (&[1.0; 2][..], &[1.0][..]));
     for bad in [f32::NAN, f32::INFINITY] {
         let keys = [0.5, bad].map(bf16::from_f32);
-        let refused = ChannelScales::covering(&keys, &keys, 1, 1).unwrap_err();
+        let refused = ChannelScales::covering(QuantisedType::Int8, &keys, &keys, 1, 1).unwrap_err();
         assert_eq!(refused.rule, &rules::QUANTISED_FINITE);
     }
     for channels in [0, 3] {
-        let refused = ChannelScales::covering(&keys, &keys, channels, 1).unwrap_err();
+        let refused = ChannelScales::covering(QuantisedType::Int8, &keys, &keys, channels, 1).unwrap_err();
         assert_eq!(refused.rule, &rules::QUANTISED_SCALE);
     }
     for channels in [ChannelScales::MAX_CHANNELS + 1, 1 << 40, usize::MAX] {
-        let refused = ChannelScales::covering::<bf16>(&[], &[], channels, 1).unwrap_err();
+        let refused = ChannelScales::covering::<bf16>(QuantisedType::Int8, &[], &[], channels, 1).unwrap_err();
         assert_eq!(refused.rule, &rules::QUANTISED_SCALE);
         let shape = CacheShape::new(1, channels, 2);
         let refused = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap_err();
@@ -214,7 +216,9 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     let pad = PadPolicy::SkipNegative;
     let scales = [ChannelScales::uniform(&shape, 1.0, 1.0).unwrap()];
     let cache = |scales: Option<&[ChannelScales]>| match scales {
-        Some(scales) => PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, scales).unwrap(),
+        Some(scales) => {
+            PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, QuantisedType::Int8, scales).unwrap()
+        }
         None => PagedKvCache::<bf16>::new(stream.device(), 1, 128, shape, pad).unwrap(),
     };
     let (integers, mut plain) = (cache(Some(&scales)), cache(None));
@@ -222,7 +226,7 @@ fn numbers_of_16_bits_are_not_read_from_integers() {
     assert_eq!(blamed(plain.quantised_layer(0)), "cache");
     assert_eq!(blamed(integers.quantised_layer(1)), "layer");
     let device = stream.device();
-    let of_tokens = PagedKvCache::quantised_by_token(device, 1, 128, shape, pad).unwrap();
+    let of_tokens = PagedKvCache::quantised_by_token(device, 1, 128, shape, pad, QuantisedType::Int8).unwrap();
     let graphs = |cache| {
         let backends = Backends::none();
         let backends = backends.with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
@@ -270,8 +274,8 @@ fn served<T: Half>(stream: &Stream, format: Cache, dim: usize, by_token: bool) -
     let scales = [ChannelScales::uniform(&shape, 0.5, 0.25).unwrap()];
     let pad = PadPolicy::SkipNegative;
     let cache = match by_token {
-        true => PagedKvCache::<T>::quantised_by_token(stream.device(), 8, 128, shape, pad),
-        false => PagedKvCache::<T>::quantised(stream, 8, 128, shape, pad, &scales),
+        true => PagedKvCache::<T>::quantised_by_token(stream.device(), 8, 128, shape, pad, QuantisedType::Int8),
+        false => PagedKvCache::<T>::quantised(stream, 8, 128, shape, pad, QuantisedType::Int8, &scales),
     };
     match cache {
         Ok(cache) => quantised_caches::served(stream, cache),
@@ -345,12 +349,12 @@ fn the_accuracy_is_that_of_the_scales() {
     let device = stream.device();
     let plain = || PagedKvCache::<bf16>::new(device, 4, 128, shape, pad).unwrap();
     let compare = |scales: &[ChannelScales]| {
-        let cache = PagedKvCache::quantised(&stream, 4, 128, shape, pad, scales).unwrap();
+        let cache = PagedKvCache::quantised(&stream, 4, 128, shape, pad, QuantisedType::Int8, scales).unwrap();
         accuracies(&stream, [plain(), cache], &layers)
     };
     let fine = layers.each_ref().map(|of| {
         let [_, key, value] = &of.numbers;
-        ChannelScales::covering(key, value, 128, 128).unwrap()
+        ChannelScales::covering(QuantisedType::Int8, key, value, 128, 128).unwrap()
     });
     // The second layer has an eighth of the steps.
     let larger = |scales: &[f32]| scales.iter().map(|scale| scale * 8.0).collect();
@@ -358,7 +362,7 @@ fn the_accuracy_is_that_of_the_scales() {
     let coarse = [fine[0].clone(), second];
     let (fine, coarse) = (compare(&fine), compare(&coarse));
     assert_eq!(fine[0], coarse[0]);
-    let by_token = PagedKvCache::quantised_by_token(device, 4, 128, shape, pad).unwrap();
+    let by_token = PagedKvCache::quantised_by_token(device, 4, 128, shape, pad, QuantisedType::Int8).unwrap();
     let by_token = accuracies(&stream, [plain(), by_token], &layers);
     for of in fine.iter().chain(&by_token) {
         assert!(of.largest > 0.0 && of.largest_share() < 0.02, "{of:?}");
@@ -386,7 +390,7 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     let shape = CacheShape::new(1, 1, DIM);
     let pad = PadPolicy::SkipNegative;
     let device = stream.device();
-    let mut cache = PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, shape, pad).unwrap();
+    let mut cache = PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, shape, pad, QuantisedType::Int8).unwrap();
     // A factor of 4 bytes for each token's key and value.
     assert_eq!(cache.bytes(), 2 * 128 * (DIM + 4));
     let good = upload(&stream, &[2.0; 2 * DIM], 1);
@@ -419,12 +423,13 @@ fn a_token_with_a_number_that_is_none_is_refused_before_its_layer_is_written() {
     assert_eq!(rule(refused), &rules::QUANTISED_FINITE);
 
     let other = ChannelScales::uniform(&shape, 1.0, 1.0).unwrap();
-    let mut channels = PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &[other]).unwrap();
+    let mut channels =
+        PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, QuantisedType::Int8, &[other]).unwrap();
     assert_eq!(blamed(channels.write(&stream, &write, 0, &good, &good)), "write");
     let nz = shape.format(Cache::Nz);
-    let made = PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, nz, pad);
+    let made = PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, nz, pad, QuantisedType::Int8);
     assert_eq!(blamed(made), "shape.format");
-    let made = PagedKvCache::<f32>::quantised_by_token(device, 1, 128, shape, pad);
+    let made = PagedKvCache::<f32>::quantised_by_token(device, 1, 128, shape, pad, QuantisedType::Int8);
     assert_eq!(blamed(made), "T");
 }
 
@@ -444,8 +449,8 @@ fn caches_that_cannot_be_are_refused_before_memory_is_taken() {
     let _no_memory = inject(Site::Malloc, 1, 207_018);
     for made in [
         PagedKvCache::<bf16>::new(device, 1, 512, huge, pad),
-        PagedKvCache::quantised(&stream, 1, 512, of_many, pad, &scales),
-        PagedKvCache::quantised_by_token(device, 1, 512, huge, pad),
+        PagedKvCache::quantised(&stream, 1, 512, of_many, pad, QuantisedType::Int8, &scales),
+        PagedKvCache::quantised_by_token(device, 1, 512, huge, pad, QuantisedType::Int8),
         PagedKvCache::mxfp8(device, 1, 512, groups, pad),
     ] {
         let why = made.unwrap_err();
@@ -454,7 +459,7 @@ fn caches_that_cannot_be_are_refused_before_memory_is_taken() {
     }
     // Scales are uploaded when all else is right.
     let one = CacheShape::new(1, 1, 64);
-    let no_blocks = PagedKvCache::<bf16>::quantised(&stream, 0, 512, one, pad, &scales[..1]);
+    let no_blocks = PagedKvCache::<bf16>::quantised(&stream, 0, 512, one, pad, QuantisedType::Int8, &scales[..1]);
     assert_eq!(rule(no_blocks), &rules::POOL_SIZE);
 }
 
@@ -467,8 +472,8 @@ fn values_that_no_call_reads_make_no_cache() {
         let shape = CacheShape::new(1, 1, key_dim).value_dim(value_dim);
         let scales = [ChannelScales::uniform(&shape, 1.0, 1.0).unwrap()];
         for made in [
-            PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, &scales),
-            PagedKvCache::quantised_by_token(stream.device(), 1, 128, shape, pad),
+            PagedKvCache::<bf16>::quantised(&stream, 1, 128, shape, pad, QuantisedType::Int8, &scales),
+            PagedKvCache::quantised_by_token(stream.device(), 1, 128, shape, pad, QuantisedType::Int8),
         ] {
             assert_eq!(broken(made), "head_dim.max", "{key_dim}, {value_dim}");
         }
@@ -495,7 +500,8 @@ fn the_scale_of_a_token_goes_to_its_slot_and_with_its_block() {
     for format in [Cache::BnBsH, Cache::BnNBsD] {
         let shape = CacheShape::new(1, 2, DIM).format(format);
         let pad = PadPolicy::DumpSlot(0);
-        let mut cache = PagedKvCache::<bf16>::quantised_by_token(stream.device(), 4, 16, shape, pad).unwrap();
+        let mut cache =
+            PagedKvCache::<bf16>::quantised_by_token(stream.device(), 4, 16, shape, pad, QuantisedType::Int8).unwrap();
         let mut sequence = Sequence::new(cache.pool());
         let slots = cache.grow(&stream, &mut sequence, 20).unwrap();
         // The largest number of token n is n + 1 in its key, and twice that in its value, in the second head.
@@ -536,7 +542,7 @@ fn long_contexts_are_dequantised_in_parts() {
     let shape = CacheShape::new(1, 1, 64);
     let pad = PadPolicy::SkipNegative;
     let scales = [ChannelScales::uniform(&shape, 1.0, 0.25).unwrap()];
-    let cache = PagedKvCache::<bf16>::quantised(&stream, 520, 128, shape, pad, &scales).unwrap();
+    let cache = PagedKvCache::<bf16>::quantised(&stream, 520, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
     let backends = Backends::none().with(Backend::QuantisedPrefill);
     let mut attention = Attention::new(AttentionShape::new(1, 1, 64), cache, backends);
     let mut sequence = Sequence::new(attention.cache().pool());
@@ -575,7 +581,8 @@ fn a_replayed_step_is_that_of_quantised_decode() {
         let scales = [ChannelScales::uniform(&shape, 0.01, 0.007).unwrap()];
         let computed = |by_graph: bool| {
             let pad = PadPolicy::SkipNegative;
-            let cache = PagedKvCache::<bf16>::quantised(&stream, 6, 128, shape, pad, &scales).unwrap();
+            let cache =
+                PagedKvCache::<bf16>::quantised(&stream, 6, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
             let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
             let mut attention = Attention::new(AttentionShape::new(4, 2, DIM), cache, backends);
             let limits = GraphLimits::new([1, 3], 300);

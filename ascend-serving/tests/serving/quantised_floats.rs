@@ -34,7 +34,7 @@ fn the_device_cuts_no_float_and_the_host_needs_not() {
         let layer = cache.quantised_layer(0).unwrap();
         layer.value().download_bytes(&stream).unwrap()[..4].to_vec()
     };
-    let channels = |stored| PagedKvCache::quantised_as(&stream, 1, 128, shape, PAD, stored, &one).unwrap();
+    let channels = |stored| PagedKvCache::quantised(&stream, 1, 128, shape, PAD, stored, &one).unwrap();
     let e4m3 = written(channels(E4m3));
     let floats = e4m3.iter().map(|x| Float8E4M3Fn::from_bits(*x).to_f32());
     let floats: Vec<f32> = floats.collect();
@@ -45,7 +45,7 @@ fn the_device_cuts_no_float_and_the_host_needs_not() {
     let floats: Vec<f32> = floats.collect();
     assert_eq!(floats, [512.0, 512.0, f32::NEG_INFINITY, 32768.0]);
     let device = stream.device();
-    let tokens = PagedKvCache::quantised_by_token_as(device, 1, 128, shape, PAD, E4m3).unwrap();
+    let tokens = PagedKvCache::quantised_by_token(device, 1, 128, shape, PAD, E4m3).unwrap();
     let floats = written(tokens);
     assert_eq!(Float8E4M3Fn::from_bits(floats[2]).to_f32(), -448.0);
 }
@@ -54,7 +54,7 @@ fn the_device_cuts_no_float_and_the_host_needs_not() {
 fn calibrations_leave_room() {
     let keys = [1.0, 0.0, -2.0, 0.0].map(bf16::from_f32);
     for (stored, becomes) in [(Int8, 127.0), (E4m3, 112.0), (Hif8, 15.0)] {
-        let scales = ChannelScales::covering_as(stored, &keys, &keys, 2, 1).unwrap();
+        let scales = ChannelScales::covering(stored, &keys, &keys, 2, 1).unwrap();
         assert_eq!(scales.key(), [2.0 / becomes, 1.0]);
         assert_eq!(scales.value(), [2.0 / becomes]);
     }
@@ -75,9 +75,9 @@ fn ascend_950_serves_floats_and_others_refuse_them() {
                     let cache = match by_token {
                         true => {
                             let device = stream.device();
-                            PagedKvCache::<bf16>::quantised_by_token_as(device, 8, 128, shape, PAD, stored)
+                            PagedKvCache::<bf16>::quantised_by_token(device, 8, 128, shape, PAD, stored)
                         }
-                        false => PagedKvCache::quantised_as(&stream, 8, 128, shape, PAD, stored, &scales),
+                        false => PagedKvCache::quantised(&stream, 8, 128, shape, PAD, stored, &scales),
                     };
                     let told = format!("{soc:?}, {dim}, {format:?}, {stored:?}, {by_token}");
                     if soc != Soc::Ascend950 {
@@ -108,7 +108,7 @@ fn tokens_have_no_scale_of_hifloat8() {
         return;
     };
     let (device, shape) = (stream.device(), CacheShape::new(1, 1, DIM));
-    let refused = PagedKvCache::<bf16>::quantised_by_token_as(device, 1, 128, shape, PAD, Hif8);
+    let refused = PagedKvCache::<bf16>::quantised_by_token(device, 1, 128, shape, PAD, Hif8);
     let why = refused.unwrap_err();
     assert!(matches!(why, Error::Violation(_)), "{why:?}");
     assert!(why.to_string().contains("HIFLOAT8"), "{why}");
@@ -127,14 +127,14 @@ fn of_each_type(stream: &Stream, larger: f32) -> Vec<(QuantisedType, bool, Devia
     let shape = CacheShape::new(1, 2, DIM);
     let mut found = Vec::new();
     for (stored, by_token) in [(Int8, false), (E4m3, false), (Hif8, false), (Int8, true), (E4m3, true)] {
-        let scales = ChannelScales::covering_as(stored, &key, &value, 2 * DIM, 2 * DIM);
+        let scales = ChannelScales::covering(stored, &key, &value, 2 * DIM, 2 * DIM);
         let scales = [scales.unwrap()];
         let cache = match by_token {
             true => {
                 let device = stream.device();
-                PagedKvCache::quantised_by_token_as(device, 4, 128, shape, PAD, stored)
+                PagedKvCache::quantised_by_token(device, 4, 128, shape, PAD, stored)
             }
-            false => PagedKvCache::quantised_as(stream, 4, 128, shape, PAD, stored, &scales),
+            false => PagedKvCache::quantised(stream, 4, 128, shape, PAD, stored, &scales),
         };
         let plain = PagedKvCache::new(stream.device(), 4, 128, shape, PAD).unwrap();
         println!("{stored:?}, by token {by_token}");

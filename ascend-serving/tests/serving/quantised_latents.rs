@@ -37,7 +37,7 @@ fn cache(stream: &Stream, format: Cache, stored: QuantisedType) -> Result<PagedK
 fn by_channel(stream: &Stream) -> PagedKvCache<bf16> {
     let shape = CacheShape::latent(1);
     let scales = [ChannelScales::uniform(&shape, 0.1, 0.1).unwrap()];
-    PagedKvCache::quantised(stream, 8, 128, shape, PAD, &scales).unwrap()
+    PagedKvCache::quantised(stream, 8, 128, shape, PAD, QuantisedType::Int8, &scales).unwrap()
 }
 
 fn attention(cache: PagedKvCache<bf16>) -> Attention<bf16> {

@@ -152,8 +152,8 @@ impl<'a, T: Half> Engine<'a, T> {
         let (blocks, size) = (SHARED + model.blocks, model.block_size);
         let (device, stored) = (stream.device(), model.stored);
         let cache = match model.by_token {
-            true => PagedKvCache::quantised_by_token_as(device, blocks, size, cache_shape, pad, stored),
-            false => PagedKvCache::quantised_as(stream, blocks, size, cache_shape, pad, stored, &scales),
+            true => PagedKvCache::quantised_by_token(device, blocks, size, cache_shape, pad, stored),
+            false => PagedKvCache::quantised(stream, blocks, size, cache_shape, pad, stored, &scales),
         }
         .unwrap();
         // Backends of other caches are refused, and the next one is asked.

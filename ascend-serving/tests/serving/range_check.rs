@@ -6,7 +6,7 @@ use crate::harness;
 use std::num::NonZeroUsize;
 
 use ascend_attention::{Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
     GraphLimits, LatentForm, LatentRows, LatentTensors, LayerGroup, LayerInputs, LayerTensor, RangeCheck, RangeFinding,
@@ -205,7 +205,7 @@ fn what_cannot_be_quantised_is_found() {
     let stream = harness::stream();
     let shape = CacheShape::new(1, HEADS, 64);
     let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad).unwrap();
+    let cache = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad, QuantisedType::Int8).unwrap();
     let backends = Backends::none().with(Backend::QuantisedPrefill);
     let mut attention = Attention::<f16>::new(AttentionShape::new(HEADS, HEADS, 64), cache, backends);
     attention.set_range_check(RangeCheck::always()).unwrap();

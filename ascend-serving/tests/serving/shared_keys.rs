@@ -5,7 +5,7 @@ use approx::abs_diff_eq;
 
 use crate::tokens::{DIM, dense, packed};
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, Causality, Drafting,
     GraphLimits, LayerInputs, LayerMask, StatePolicy, rules,
@@ -172,7 +172,9 @@ fn fused() -> Backends<bf16> {
 fn shared_keys_of_a_quantised_cache_are_those_that_it_holds() {
     let stream = harness::stream();
     let of = CacheShape::new(LAYERS, shape().kv_heads, DIM);
-    let cache = PagedKvCache::quantised_by_token(stream.device(), 8, 128, of, PadPolicy::SkipNegative).unwrap();
+    let cache =
+        PagedKvCache::quantised_by_token(stream.device(), 8, 128, of, PadPolicy::SkipNegative, QuantisedType::Int8)
+            .unwrap();
     let mut attention = Attention::new(shape(), cache, Backends::none().with(Backend::QuantisedPrefill));
     let names: Vec<u64> = (1..6).collect();
     let (_sequence, metadata) = begun(&stream, &mut attention, 5);

@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 
 use ascend_attention::attention::PerRequest;
 use ascend_attention::{Stream, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
     EncoderAttention, Error, LayerMask, NamedMask, StatePolicy, rules,
@@ -84,7 +84,7 @@ fn outputs_over_what_a_layer_reads_are_refused_by_every_backend() {
     check(&stream, plain(&stream), none().with(Backend::NamedMask), &named);
     let shape = CacheShape::new(1, HEADS, DIM);
     let pad = PadPolicy::SkipNegative;
-    let quantised = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad).unwrap();
+    let quantised = PagedKvCache::quantised_by_token(stream.device(), 4, 128, shape, pad, QuantisedType::Int8).unwrap();
     check(&stream, quantised, none().with(Backend::QuantisedPrefill), &causal);
 }
 

@@ -8,7 +8,7 @@ use approx::abs_diff_eq;
 use ascend_attention::gather::{GatherPaKvCache, SequenceBlocks};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, CacheWrite, CachedRows, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
     GraphLimits,
@@ -252,7 +252,7 @@ fn shapes_that_do_not_go_side_by_side_are_refused() {
         assert!(refused.to_string().contains("of one size"), "{refused}");
     }
     let shape = CacheShape::new(1, 2, 64).side_by_side();
-    let refused = PagedKvCache::<bf16>::quantised_by_token(device, 4, 128, shape, pad);
+    let refused = PagedKvCache::<bf16>::quantised_by_token(device, 4, 128, shape, pad, QuantisedType::Int8);
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("lie apart"), "{refused}");
 }

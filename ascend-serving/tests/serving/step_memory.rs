@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest, BatchSettings,
     Causality, Error, LayerMask, NamedMask, RefusedBackend, SharedPrefixDecode, SplitDecode, StatePolicy, rules,
@@ -65,8 +65,10 @@ impl StepBackend {
         let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
         let scales = [0, 1].map(|_| ChannelScales::uniform(&shape, 1.0, 1.0).unwrap());
         match self {
-            Self::Int8 => PagedKvCache::quantised(stream, 64, BLOCK_SIZE, shape, pad, &scales),
-            Self::Int8ByToken => PagedKvCache::quantised_by_token(device, 64, BLOCK_SIZE, shape, pad),
+            Self::Int8 => PagedKvCache::quantised(stream, 64, BLOCK_SIZE, shape, pad, QuantisedType::Int8, &scales),
+            Self::Int8ByToken => {
+                PagedKvCache::quantised_by_token(device, 64, BLOCK_SIZE, shape, pad, QuantisedType::Int8)
+            }
             _ => PagedKvCache::new(device, 64, BLOCK_SIZE, shape, pad),
         }
         .unwrap()

@@ -16,13 +16,13 @@ use super::quantised_type::{QuantisedType, QueryType};
 /// is read is the stored one times the rounded scale.
 ///
 /// ```
-/// use ascend_serving::kv::ChannelScales;
+/// use ascend_serving::kv::{ChannelScales, QuantisedType};
 /// use ascend_attention::f16;
 ///
 /// # fn main() -> Result<(), ascend_serving::Violation> {
 /// // Two tokens of one head of two elements, as a calibration has seen them: the largest becomes 127.
 /// let tokens = [1.27, -3.0, -0.5, 2.54].map(f16::from_f32);
-/// let scales = ChannelScales::covering(&tokens, &tokens, 2, 2)?;
+/// let scales = ChannelScales::covering(QuantisedType::Int8, &tokens, &tokens, 2, 2)?;
 /// assert!((scales.key()[0] - 0.01).abs() < 1e-4 && (scales.key()[1] - 3.0 / 127.0).abs() < 1e-4);
 /// # Ok(())
 /// # }
@@ -72,30 +72,15 @@ impl ChannelScales {
         Self::new(all("key", key, shape.key_dim)?, all("value", value, shape.value_dim)?)
     }
 
-    /// Scales of an INT8 cache by which the largest number of each channel becomes 127, from tokens of a calibration
-    /// `[tokens, channels]`. Channels that are all 0 get 1.
+    /// Scales from tokens of a calibration, `[tokens, channels]`. The largest number of a channel becomes 127 as INT8,
+    /// 112 as FLOAT8_E4M3FN and 15 as HIFLOAT8: numbers 4 and 2000 times as large as the calibration's are still floats
+    /// of the type, at no cost. Channels that are all 0 get 1.
     ///
     /// # Errors
     /// [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) for a number that is not finite;
     /// [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for 0 channels or numbers that do not fill the last token,
     /// and for channels whose numbers are too small for a scale.
     pub fn covering<T: Number>(
-        keys: &[T],
-        values: &[T],
-        key_channels: usize,
-        value_channels: usize,
-    ) -> Result<Self, Violation> {
-        let stored = QuantisedType::Int8;
-        Self::covering_as(stored, keys, values, key_channels, value_channels)
-    }
-
-    /// Scales for a cache of any type, from tokens of a calibration `[tokens, channels]`. The largest number of a
-    /// channel becomes 127 as INT8, 112 as FLOAT8_E4M3FN and 15 as HIFLOAT8: numbers 4 and 2000 times as large as the
-    /// calibration's are still floats of the type, at no cost.
-    ///
-    /// # Errors
-    /// As for [`ChannelScales::covering`].
-    pub fn covering_as<T: Number>(
         stored: QuantisedType,
         keys: &[T],
         values: &[T],

@@ -50,13 +50,13 @@ impl LatentScale {
     }
 
     /// The scale by which the largest element of a calibration's latents becomes 127 as INT8, 112 as FLOAT8_E4M3FN
-    /// and 15 as HIFLOAT8, as [`ChannelScales::covering_as`] says; 1 where all are 0.
+    /// and 15 as HIFLOAT8, as [`ChannelScales::covering`] says; 1 where all are 0.
     ///
     /// # Errors
     /// [`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE) for an element that is not finite;
     /// [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for elements that are too small for a scale.
     pub fn covering<T: Number>(stored: QuantisedType, latents: &[T]) -> Result<Self, Violation> {
-        let of_all = ChannelScales::covering_as(stored, latents, latents, 1, 1)?;
+        let of_all = ChannelScales::covering(stored, latents, latents, 1, 1)?;
         Self::new(of_all.key().first().copied().unwrap_or(1.0))
     }
 

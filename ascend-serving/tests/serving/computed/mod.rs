@@ -6,7 +6,7 @@ mod shared_blocks;
 mod steps;
 
 use ascend_attention::{Stream, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionGraphs, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings,
     Causality, Error, GraphLimits, Violation,
@@ -142,5 +142,7 @@ fn names(from: u64, tokens: usize) -> Vec<u64> {
 /// A plain cache, and one of INT8 with a scale for each token.
 fn both_kinds(mut test: impl FnMut(Engine)) {
     test(Engine::new(2));
-    test(Engine::over(|stream, shape| PagedKvCache::quantised_by_token(stream.device(), 2, 128, shape, PAD).unwrap()));
+    test(Engine::over(|stream, shape| {
+        PagedKvCache::quantised_by_token(stream.device(), 2, 128, shape, PAD, QuantisedType::Int8).unwrap()
+    }));
 }

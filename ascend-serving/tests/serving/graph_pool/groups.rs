@@ -5,7 +5,7 @@ use crate::grouped_layers::{HEADS, KV_HEADS, POLICY, WINDOW, model, with_full_la
 use crate::harness;
 use crate::tokens::DIM;
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, ChannelScales, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, Backend, Backends, BatchRequest, Causality, Error, GraphLimits, LatentForm, LatentTensors, LayerInputs,
     rules,
@@ -116,7 +116,7 @@ fn int8_layers_and_windowed_ones_are_one_captured_step() {
     // Numbers are between -1 and 1.
     let scales = [0, 1].map(|_| ChannelScales::uniform(&shape, 1.0 / 127.0, 1.0 / 127.0).unwrap());
     let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::quantised(&stream, 30, 128, shape, pad, &scales).unwrap();
+    let cache = PagedKvCache::quantised(&stream, 30, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
     let backends = Backends::none().with(Backend::QuantisedDecode).with(Backend::QuantisedPrefill);
     let mut model = with_full_layers(&stream, cache, backends);
     let limits = GraphLimits::new([2, 4], 1000);

@@ -52,7 +52,7 @@ impl Stored {
                 let scales = || vec![STEPS.recip() as f32; DIM];
                 let scales = [(); LAYERS].map(|()| ChannelScales::new(scales(), scales()).unwrap());
                 let stored = QuantisedType::Int8;
-                PagedKvCache::quantised_as(stream, blocks, size, shape, pad, stored, &scales)
+                PagedKvCache::quantised(stream, blocks, size, shape, pad, stored, &scales)
             }
         };
         cache.unwrap()

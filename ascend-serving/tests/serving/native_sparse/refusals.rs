@@ -2,7 +2,7 @@
 
 use ascend_attention::spec::{Cann, Rule, Soc};
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, Error, NativeSparse, NativeTensors,
     rules,
@@ -203,7 +203,14 @@ fn caches_and_compressions_that_the_operators_cannot_read_are_refused() {
     ] {
         assert_eq!(broken(made(plain, 256, sizes)), rule, "{sizes:?}");
     }
-    let quantised = PagedKvCache::<bf16>::quantised_by_token(stream.device(), 3, 256, plain, PadPolicy::SkipNegative);
+    let quantised = PagedKvCache::<bf16>::quantised_by_token(
+        stream.device(),
+        3,
+        256,
+        plain,
+        PadPolicy::SkipNegative,
+        QuantisedType::Int8,
+    );
     refused(NativeSparse::new(shape, quantised.unwrap(), 32, 16), &rules::CACHE_QUANTISED, &["`PagedKvCache::new`"]);
 }
 

@@ -1,7 +1,7 @@
 //! Quantised latents and index keys: what is refused, what mends it, and what else moves and reads their rows.
 
 use ascend_attention::{Element, Stream, Tensor, bf16, f16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backends, BatchRequest, BatchSettings, Causality, Error, GraphLimits,
     IndexerTensors, LatentForm, LatentTensors, LayerInputs, SparseLatent, rules,
@@ -140,7 +140,8 @@ fn caches_that_are_quantised_in_other_ways_are_refused() {
     let (device, pad) = (stream.device(), PadPolicy::SkipNegative);
     let shape = AttentionShape::latent(2);
     let latents = || PagedKvCache::<bf16>::quantised_sparse_latents(device, 4, 16, 2, pad).unwrap();
-    let by_token = PagedKvCache::<bf16>::quantised_by_token(device, 4, 16, CacheShape::latent(2), pad);
+    let by_token =
+        PagedKvCache::<bf16>::quantised_by_token(device, 4, 16, CacheShape::latent(2), pad, QuantisedType::Int8);
     if let Ok(by_token) = by_token {
         let index_keys = PagedKvCache::new(device, 4, 16, CacheShape::index_keys(1), pad).unwrap();
         let index_keys = index_keys.with_pool(by_token.pool()).unwrap();

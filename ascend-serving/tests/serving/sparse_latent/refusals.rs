@@ -2,7 +2,7 @@
 
 use ascend_attention::spec::Rule;
 use ascend_attention::{Stream, Tensor, bf16};
-use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, Sequence};
+use ascend_serving::kv::{Cache, CacheShape, PadPolicy, PagedKvCache, QuantisedType, Sequence};
 use ascend_serving::{
     AttentionMetadata, AttentionShape, BatchRequest, BatchSettings, Causality, Error, IndexerTensors, KeyChoice,
     SparseLatent, SparseStep, rules,
@@ -309,7 +309,7 @@ fn caches_that_the_operators_cannot_read_are_refused() {
 
     // Quantised caches have values too.
     let pad = PadPolicy::SkipNegative;
-    let quantised = PagedKvCache::<bf16>::quantised_by_token(device, 4, 16, index_keys, pad);
+    let quantised = PagedKvCache::<bf16>::quantised_by_token(device, 4, 16, index_keys, pad, QuantisedType::Int8);
     refused(quantised, &rules::ARGUMENT_VALUE, &["quantised keys without values", "`PagedKvCache::new`"]);
 }
 
