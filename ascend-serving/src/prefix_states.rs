@@ -25,7 +25,7 @@ impl PrefixStates {
 
     /// Refuses a sequence without a state of the pool.
     pub(crate) fn check(&self, sequence: &Sequence) -> Result<(), Violation> {
-        self.none.check_beside(sequence.state())
+        self.none.check_same_pool(sequence.state())
     }
 
     /// Whether there is a state behind the block of a node.

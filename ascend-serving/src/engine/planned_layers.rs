@@ -1,12 +1,12 @@
 //! Steps without graphs: the first layer of each kind plans for the rest.
 
 use ascend_attention::attention::BlockTable;
-use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
+use ascend_attention::{Element, Stream, Tensor, Violation};
 
 use crate::backends::{LatentForm, LayerInputs, LayerTensors, PreferredPlan, StepContext, output_shape};
 use crate::batch::{AttentionMetadata, AttentionState, LayerMask};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, QueuedLayers, check_beside, no_layer};
+use crate::kv::{CacheWrite, QueuedLayers, no_layer};
 use crate::rules;
 
 use super::layer_check::{InputKinds, check_layer, check_output};
@@ -23,7 +23,7 @@ pub(super) struct PlannedLayers<'a, T: Element> {
 /// What the layers of a group share in a step.
 #[derive(Debug)]
 pub(super) struct GroupStep<'a, T: Element> {
-    layers: &'a mut LayerGroup<T>,
+    pub(super) layers: &'a mut LayerGroup<T>,
     metadata: &'a AttentionMetadata,
     /// The metadata of layers that share keys in a step whose other layers read no cache.
     cached: Option<AttentionMetadata>,
@@ -63,11 +63,6 @@ impl<'a, T: Element> PlannedLayers<'a, T> {
         let groups = self.groups.len();
         let group = self.groups.get_mut(place.group).ok_or_else(|| no_layer(place.group, groups))?;
         group.queue_layer(stream, (layer, place), inputs, into, queued).map_err(|why| of_model(why, layer, place))
-    }
-
-    /// Refuses an output of the caller over a cache of some group.
-    pub(super) fn check_beside(&self, name: &'static str, output: &AnyTensor) -> Result<()> {
-        check_beside(name, output, self.groups.iter().map(|group| group.layers.cache.stored()))
     }
 
     /// The plan of a layer, and not that of layers that share its keys.

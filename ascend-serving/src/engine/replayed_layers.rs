@@ -8,7 +8,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 use crate::backends::{LatentForm, LayerInputs, LayerTensors};
 use crate::error::{Error, Result};
 use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
-use crate::kv::{QueuedLayers, check_beside, no_layer};
+use crate::kv::{QueuedLayers, no_layer};
 use crate::rules;
 
 use super::convolution_step::ConvolutionInputs;
@@ -50,11 +50,6 @@ const WEIGHTS_FIX: &str = "bring the tensor that `GraphLimits::convolutions` got
      numbers into it";
 
 impl<'a, T: Element> ReplayedLayers<'a, T> {
-    /// Refuses an output of the caller over a cache of some group.
-    pub(super) fn check_beside(&self, name: &'static str, output: &AnyTensor) -> Result<()> {
-        check_beside(name, output, self.groups.iter().map(CapturedGroup::stored))
-    }
-
     /// The tensors of a layer of attention.
     pub(super) fn tensors(&self, place: LayerPlace) -> Result<&'a GraphTensors<T>> {
         let buffers = self.replays.buffers().groups.get(place.group);

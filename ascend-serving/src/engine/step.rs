@@ -8,7 +8,8 @@ use ascend_attention::{Element, Stream, Tensor};
 use crate::backends::{AnyLayerInputs, LayerInputs, SelectedBackend, apart, check_deterministic};
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
-use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, StepLease, no_layer};
+use crate::graphs::CapturedGroup;
+use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, StepLease, no_layer, outside_caches};
 use crate::rules;
 use crate::sharing::lock;
 
@@ -327,10 +328,10 @@ impl<'a, T: Element> Step<'a, T> {
             AnyLayerInputs::Attention(inputs) => inputs.latent.as_ref().and_then(|latent| latent.form.mixed()),
             AnyLayerInputs::Linear(_) => None,
         };
-        let beside = self
-            .check_beside("output", into)
-            .and_then(|()| self.check_beside("decoded", decoded.map(|(_, decoded)| decoded)));
-        let outcome = beside.and_then(|()| match inputs {
+        let outside = self
+            .check_outside("output", into)
+            .and_then(|()| self.check_outside("decoded", decoded.map(|(_, decoded)| decoded)));
+        let outcome = outside.and_then(|()| match inputs {
             AnyLayerInputs::Attention(inputs) => self.queue_attention(layer, inputs, into),
             AnyLayerInputs::Linear(tensors) => self.queue_linear(layer, tensors, into),
         });
@@ -353,13 +354,18 @@ impl<'a, T: Element> Step<'a, T> {
     }
 
     /// Refuses an output of the caller over a cache or the states of any layer, which others read.
-    fn check_beside(&self, name: &'static str, output: Option<&Tensor<T>>) -> Result<()> {
+    fn check_outside(&self, name: &'static str, output: Option<&Tensor<T>>) -> Result<()> {
         let Some(output) = output else {
             return Ok(());
         };
         match &self.calls {
-            StepCalls::Planned(planned) => planned.check_beside(name, output)?,
-            StepCalls::Replayed(replayed) => replayed.check_beside(name, output)?,
+            StepCalls::Planned(planned) => {
+                let caches = planned.groups.iter().map(|group| group.layers.cache.stored());
+                outside_caches(name, output, caches)?;
+            }
+            StepCalls::Replayed(replayed) => {
+                outside_caches(name, output, replayed.groups.iter().map(CapturedGroup::stored))?;
+            }
         }
         let states = self.leased.iter().flat_map(LeasedStates::stored);
         apart(name, output, states.map(|states| ("the states", states)))

@@ -190,7 +190,7 @@ impl RequestState {
     }
 
     /// Refuses a sequence without a state of the same pool.
-    pub(crate) fn check_beside(&self, sequence: Option<&Self>) -> Result<(), Violation> {
+    pub(crate) fn check_same_pool(&self, sequence: Option<&Self>) -> Result<(), Violation> {
         let Some(other) = sequence else {
             return Err(rules::STATE_REQUESTS.broken("a sequence without a state", "one of `Attention::sequence`"));
         };

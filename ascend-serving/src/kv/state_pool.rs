@@ -217,7 +217,7 @@ impl StatePool {
     /// the first fault.
     pub fn audit<'a>(&self, sequences: impl IntoIterator<Item = &'a Sequence>) -> Result<usize, Violation> {
         let sequences: Vec<_> = sequences.into_iter().map(Sequence::state).collect();
-        sequences.iter().try_for_each(|state| self.none.check_beside(*state))?;
+        sequences.iter().try_for_each(|state| self.none.check_same_pool(*state))?;
         self.none.audit(sequences.into_iter().flatten(), self.slots)
     }
 
@@ -263,7 +263,7 @@ impl StatePool {
 
     /// Refuses a sequence whose state is not of this pool, or was written in some layers alone.
     pub(crate) fn check_state(&self, state: Option<&RequestState>) -> Result<(), Violation> {
-        self.none.check_beside(state)?;
+        self.none.check_same_pool(state)?;
         state.map_or(Ok(()), RequestState::check_whole)
     }
 

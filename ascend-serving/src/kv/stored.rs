@@ -1,4 +1,4 @@
-//! The memory of a cache's tensors, which outputs of callers are beside.
+//! The memory of a cache's tensors, outside of which outputs of callers are.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) fn stored<'a, T: Element>(
 }
 
 /// Refuses an output of the caller over the tensors of some cache, which other layers and steps read.
-pub(crate) fn check_beside<'a>(
+pub(crate) fn outside_caches<'a>(
     name: &'static str,
     output: &AnyTensor,
     caches: impl IntoIterator<Item = &'a Arc<[Range<usize>]>>,
