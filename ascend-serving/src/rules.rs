@@ -391,8 +391,8 @@ ascend_attention::spec::library_rules! {
         "add a backend such as `Backend::Fused` behind it before the capture, or compute the step without a "
         "graph; in a backend of your own let the calls depend on the size alone";
     GRAPH_INPUTS = "graph.inputs",
-        "a captured layer brings the kind of inputs that it was captured with, and no other mask, scale, sinks, \
-         weights or decays",
+        "a captured layer brings the kind of inputs that it was captured with, and no other mask, scale, sinks \
+         or weights",
         "bring what the layer was captured with, or compute the step without a graph";
     GRAPH_SIZE = "graph.size",
         "a batch fits a captured size",

@@ -209,8 +209,8 @@ impl<'a, T: Element> Step<'a, T> {
     ///
     /// Of replays also [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask than that of the capture and
     /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for shared keys, for other sinks, for queries over latents in
-    /// another form, for a query beside quantised ones, for inputs without latents over a cache that has them, for
-    /// latents over another, and for other decays; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that
+    /// another form, for a query beside quantised ones, for inputs without latents over a cache that has them, and for
+    /// latents over another; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that
     /// shares memory with a tensor of the graph and is not in its own place, or of linear attention for rows that the
     /// convolution of another layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs
     /// of linear attention with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are
