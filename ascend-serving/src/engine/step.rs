@@ -191,7 +191,8 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`STEP_KIND`](crate::rules::STEP_KIND) for the inputs of a layer of the other kind;
     /// [`STEP_TOKENS`](crate::rules::STEP_TOKENS) and [`STEP_HEADS`](crate::rules::STEP_HEADS) for tensors of other
     /// shapes, [`STEP_LAYERS`](crate::rules::STEP_LAYERS) for sinks or latents where the first layer of the step with
-    /// the same mask and scale had none, or none where it had, and for queries over latents in another form,
+    /// the same mask and scale had none, or none where it had, for queries over latents in another form, and for other
+    /// decays than those of the [`StateShape`](crate::kv::StateShape),
     /// [`STEP_LAYER_REPEATED`](crate::rules::STEP_LAYER_REPEATED) for a layer that was queued before,
     /// [`STEP_SHARED_KEYS`](crate::rules::STEP_SHARED_KEYS) for [shared keys](LayerInputs::shared_keys) of one that was
     /// not, and for shared latents whose queries are not absorbed,
@@ -210,12 +211,12 @@ impl<'a, T: Element> Step<'a, T> {
     /// Of replays also [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask than that of the capture and
     /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for shared keys, for other sinks, for queries over latents in
     /// another form, for a query beside quantised ones, for inputs without latents over a cache that has them, and for
-    /// latents over another; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that
-    /// shares memory with a tensor of the graph and is not in its own place, or of linear attention for rows that the
-    /// convolution of another layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs
-    /// of linear attention with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are
-    /// lent for another layer ([`tensors`](Self::tensors), [`linear_tensors`](Self::linear_tensors)); [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of
-    /// linear attention has failed; as for [`GraphStep::launch`](crate::GraphStep::launch).
+    /// latents over another; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a
+    /// tensor of the graph and is not in its own place, or of linear attention for rows that the convolution of another
+    /// layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs of linear attention
+    /// with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are lent for another
+    /// layer ([`tensors`](Self::tensors), [`linear_tensors`](Self::linear_tensors));
+    /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has failed; as for [`GraphStep::launch`](crate::GraphStep::launch).
     ///
     /// [`CacheWrite::plan`]: crate::kv::CacheWrite::plan
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<&Tensor<T>> {
