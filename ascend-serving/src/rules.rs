@@ -89,7 +89,8 @@ ascend_attention::spec::library_rules! {
         "project them into tensors of their own, or copy them by `Tensor::contiguous`, which waits for the stream";
     STEP_LAYERS = "step.layers",
         "all layers of a step with one mask and scale bring sinks or none does, and all bring latents in one form or \
-         none does; all of linear attention bring the decays of the `StateShape`, and to their convolutions tensors of one form",
+         none does; all of linear attention bring the decays of the `StateShape`, and to their convolutions tensors of \
+         one form",
         "bring sinks in every layer or in none, and latents alike, with queries in one form; layers of another kind "
         "have another mask or a group of their own in `Attention::of_groups`";
     STEP_LAYERS_MISSING = "step.layers_missing",

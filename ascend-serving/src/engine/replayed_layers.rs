@@ -31,8 +31,8 @@ pub(super) struct ReplayedLayers<'a, T: Element> {
     /// The weights of the convolution of each layer of linear attention; empty without convolutions.
     pub(super) convolutions: &'a [TypedWeights<T>],
     pub(super) rows: StepRows<'a>,
-    /// For each group, and behind these for the layers of linear attention, the layer of the model that the tensors were
-    /// lent for last.
+    /// For each group, and behind these for the layers of linear attention, the layer of the model that the tensors
+    /// were lent for last.
     pub(super) lent: Vec<Option<usize>>,
     /// The layer whose convolution was replayed last, counted among those of linear attention.
     pub(super) convolved: Option<usize>,

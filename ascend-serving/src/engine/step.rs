@@ -216,7 +216,8 @@ impl<'a, T: Element> Step<'a, T> {
     /// layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs of linear attention
     /// with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are lent for another
     /// layer ([`tensors`](Self::tensors), [`linear_tensors`](Self::linear_tensors));
-    /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has failed; as for [`GraphStep::launch`](crate::GraphStep::launch).
+    /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has failed; as for
+    /// [`GraphStep::launch`](crate::GraphStep::launch).
     ///
     /// [`CacheWrite::plan`]: crate::kv::CacheWrite::plan
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<AnyLayerInputs<'i, T>>) -> Result<&Tensor<T>> {

@@ -132,8 +132,9 @@ impl<T: Element> PagedKvCache<T> {
     }
 
     /// A cache with a scale for each token, in blocks of its own: the largest number of the token's key in all heads
-    /// becomes 127 as INT8 and 448 as FLOAT8_E4M3FN (on Ascend 950), and that of its value too. No calibration is needed, and numbers that are not finite are
-    /// refused ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written.
+    /// becomes 127 as INT8 and 448 as FLOAT8_E4M3FN (on Ascend 950), and that of its value too. No calibration is
+    /// needed, and numbers that are not finite are refused ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE))
+    /// before anything of their layer is written.
     ///
     /// The host quantises: [`Step::forward`](crate::Step::forward) and [`PagedKvCache::write`] wait for the stream in
     /// each layer. Where that is too slow, take [`PagedKvCache::quantised`], which waits for nothing. The operator
