@@ -59,8 +59,8 @@ pub(crate) unsafe fn empty_row(problem: &UpdateProblem, buffers: &Buffers<'_>) -
         }
         if let Some(part) = lse.iter().position(|&lse| lse == f32::INFINITY) {
             return Some(format!(
-                "lse[{part}] of row {row} is +inf, with which attention marks a row without visible keys; replace it by \
-                 -inf before the merge, or the row becomes NaN"
+                "lse[{part}] of row {row} is +inf, with which attention marks a row without visible keys; replace it \
+                 by -inf before the merge, or the row becomes NaN"
             ));
         }
         let empty = lse.iter().all(|&lse| lse == f32::NEG_INFINITY);

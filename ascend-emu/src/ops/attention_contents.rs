@@ -143,9 +143,9 @@ impl Bytes<'_> {
         }
         let (sequence, row) = last?;
         Some(format!(
-            "attenMask hides every key from row {row} of sequence {sequence}, and from each row of each sequence its own \
-             key and all before it, which a causal mask shows; in this tensor 0 shows a key and any other byte hides \
-             it, so invert one whose bytes mean the opposite"
+            "attenMask hides every key from row {row} of sequence {sequence}, and from each row of each sequence its \
+             own key and all before it, which a causal mask shows; in this tensor 0 shows a key and any other byte \
+             hides it, so invert one whose bytes mean the opposite"
         ))
     }
 }
@@ -155,8 +155,8 @@ fn non_finite_bias(BiasNumber { sequence, head, row, key, value }: BiasNumber) -
     let why = match value == f32::NEG_INFINITY {
         false => "which makes NaN of the whole row; give a finite number",
         true => {
-            "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite number of \
-             the type"
+            "which hardware may make NaN of the whole row; hide keys with attenMask, or add the lowest finite number \
+             of the type"
         }
     };
     format!("the position bias of sequence {sequence}, head {head}, row {row}, key {key} is {value}, {why}")
@@ -165,9 +165,9 @@ fn non_finite_bias(BiasNumber { sequence, head, row, key, value }: BiasNumber) -
 /// Says that a row of a position bias has the lowest number of its type for every key.
 fn hiding_bias(BiasNumber { sequence, head, row, value, .. }: BiasNumber) -> String {
     format!(
-        "the position bias of sequence {sequence}, head {head}, row {row} is {value} for every key: softmax weighs keys \
-         by differences, so that the row becomes a mean of hidden values; hide keys with attenMask, and leave out rows \
-         that see none"
+        "the position bias of sequence {sequence}, head {head}, row {row} is {value} for every key: softmax weighs \
+         keys by differences, so that the row becomes a mean of hidden values; hide keys with attenMask, and leave \
+         out rows that see none"
     )
 }
 
