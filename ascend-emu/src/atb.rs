@@ -59,7 +59,8 @@ pub struct Tensor<'a> {
 pub enum Operation {
     /// PagedAttention or SelfAttention.
     Attention {
-        /// The operator's form, and the parameters that ATB checks.
+        /// The operator's form, and the parameters that ATB checks. The paged form has no mask: `masked`, `triangle` and
+        /// `precise` are then false.
         parameters: OperationParameters,
         /// Whether the mask, where there is one, is a square of 128 rows and keys (`MASK_TYPE_NORM_COMPRESS`), not
         /// numbers for rows and keys (`MASK_TYPE_NORM`).
@@ -186,7 +187,10 @@ fn attention_arguments(
         return Err(uncounted(name));
     };
     let of_heads = || of_heads(parameters, [query, key, value], outputs);
-    if let (Version::Paged, [table, lengths]) = (version, rest) {
+    if version == Version::Paged {
+        let [table, lengths] = rest else {
+            return Err(uncounted(name));
+        };
         return Ok(attention::Arguments {
             block_table: Some(table.described(name, "blockTables")?),
             context_lens: Some(lengths.lengths(name, "contextLens")?),

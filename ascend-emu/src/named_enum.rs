@@ -18,7 +18,7 @@ macro_rules! named_enum {
             /// Every variant, in the order of their declaration.
             $visibility const ALL: &'static [$name] = &[$( $name::$variant ),*];
 
-            /// The name of the variant.
+            /// The name that messages and environment variables have for it, not Rust's.
             $visibility fn name(self) -> &'static str {
                 match self {
                     $( $name::$variant => $text, )*

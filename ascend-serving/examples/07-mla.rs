@@ -149,7 +149,7 @@ fn main() -> Result<()> {
         Some(scale) => {
             // The operator takes NZ blocks of 128 tokens.
             let shape = CacheShape::latent(1).format(Cache::Nz);
-            let cache = PagedKvCache::quantised_latents_as(&stream, 2, 128, shape, pad, QuantisedType::Int8, &[scale])?;
+            let cache = PagedKvCache::quantised_latents(&stream, 2, 128, shape, pad, QuantisedType::Int8, &[scale])?;
             (cache, Backend::QUANTISED_MLA_256_MIB)
         }
     };

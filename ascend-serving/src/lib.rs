@@ -76,7 +76,7 @@
 //!   caches; named masks; attention within chunks; multi-head latent attention, where [`LatentTensors`] defines who
 //!   projects what.
 //! - [`QuantisedQueries`]: absorbed queries of a byte an element, over latents of a byte
-//!   ([`kv::PagedKvCache::quantised_latents_as`]).
+//!   ([`kv::PagedKvCache::quantised_latents`]).
 //! - [`Backends::prefer`]: another backend for some layers in some kinds of steps.
 //! - [`Attention::backend_choices`]: which backend would serve which kind of step, before there is one.
 //! - [`compare_backends`]: two ways to compute the same recorded steps: how far apart, and how long each takes.
@@ -147,9 +147,9 @@ pub use drafts::{
     TreeVerification,
 };
 pub use engine::{
-    Attention, AttentionGraphs, AttentionOptions, BackendChoice, BackendDeviation, ConvolutionInputs, CrossAttention,
-    CrossStep, Deviation, EncoderAttention, Encoding, LayerGroup, LayerTensor, LinearGraphTensors, RangeCheck,
-    RangeFinding, Step, StepComparison, compare_backends, compare_caches,
+    Attention, AttentionGraphs, AttentionOptions, BackendChoice, ConvolutionInputs, CrossAttention, CrossStep,
+    EncoderAttention, Encoding, FurthestElement, LayerGroup, LayerTensor, LinearGraphTensors, OutputDeviation,
+    RangeCheck, RangeFinding, Step, StepComparison, compare_backends, compare_caches,
 };
 pub use error::{Error, Result};
 pub use graphs::{GraphLimits, GraphPool, GraphStep, GraphTensors};

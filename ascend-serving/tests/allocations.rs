@@ -131,7 +131,7 @@ fn a_decoding_layer_over_latents_of_a_byte_allocates_nothing() {
     let shape = CacheShape::latent(LAYERS * MOST_ROUNDS).format(Cache::Nz);
     let scales = vec![LatentScale::new(0.1).unwrap(); shape.layers];
     let pad = PadPolicy::SkipNegative;
-    let cache = PagedKvCache::quantised_latents_as(&stream, 2, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
+    let cache = PagedKvCache::quantised_latents(&stream, 2, 128, shape, pad, QuantisedType::Int8, &scales).unwrap();
     over_latents(&stream, cache);
 }
 

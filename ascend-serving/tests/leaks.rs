@@ -120,7 +120,7 @@ fn latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
 fn quantised_latent_steps(stream: &Stream, pools: &mut Pools) -> Result<()> {
     let (shape, pad) = (CacheShape::latent(1).format(Cache::Nz), PadPolicy::SkipNegative);
     let scales = [LatentScale::new(0.01)?];
-    let cache = PagedKvCache::quantised_latents_as(stream, BLOCKS, 128, shape, pad, QuantisedType::Int8, &scales)?;
+    let cache = PagedKvCache::quantised_latents(stream, BLOCKS, 128, shape, pad, QuantisedType::Int8, &scales)?;
     over_latents(stream, pools, cache, Backend::QUANTISED_MLA_256_MIB)
 }
 

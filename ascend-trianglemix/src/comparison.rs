@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use ascend_attention::{Number, Stream, Tensor};
-use ascend_serving::{Deviation, Result};
+use ascend_serving::{OutputDeviation, Result};
 
 use crate::prefill::{TrianglePlan, TrianglePrefill};
 use crate::rows::BlockSparseUse;
@@ -22,9 +22,9 @@ pub struct LayerComparison {
     /// Runs of each layer.
     pub runs: usize,
     /// How far the outputs of the layer that leaves out the middle, `[tokens, N, D]`, are from those of the dense one.
-    pub difference: Deviation,
+    pub difference: OutputDeviation,
     /// How far the outputs that leave out the middle differ between stock and block-sparse calls, which is by rounding.
-    pub block_sparse_difference: Option<Deviation>,
+    pub block_sparse_difference: Option<OutputDeviation>,
 }
 
 impl TrianglePrefill {
@@ -70,7 +70,7 @@ impl TrianglePrefill {
         let [dense, triangle] = [outputs[0].download(stream)?, outputs[1].download(stream)?];
         let block_sparse_output = block_sparse_output.map(|(_, output)| output.download(stream)).transpose()?;
         let deviation = |reference: &[T], others: &[T]| {
-            let mut deviation = Deviation::default();
+            let mut deviation = OutputDeviation::default();
             deviation.add(reference, others);
             deviation
         };

@@ -5,6 +5,7 @@
 //! types and its check of offsets, shapes and sizes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -42,6 +43,11 @@ impl Header {
             ))
         })?;
         let Entries { metadata, tensors } = serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
+        let tensors = tensors.into_iter().map(|(name, info)| {
+            let info = serde_json::from_value(info).map_err(|error| entries_error(&format_args!("{name}: {error}")));
+            Ok((name, info?))
+        });
+        let tensors = tensors.collect::<Result<BTreeMap<String, TensorInfo>, CaseError>>()?;
         let UniqueNames { repeated } = serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
         if let Some(name) = repeated {
             return Err(CaseError::Duplicate(name));
@@ -101,7 +107,7 @@ pub(super) fn write(
     Ok(file)
 }
 
-fn entries_error(error: &serde_json::Error) -> CaseError {
+fn entries_error(error: &impl fmt::Display) -> CaseError {
     // The message may quote any part of the file.
     let error = super::error::shortened(&error.to_string());
     CaseError::NotSafetensors(format!("the header cannot be read: {error:?}"))
@@ -109,9 +115,10 @@ fn entries_error(error: &serde_json::Error) -> CaseError {
 
 /// The whole header. Of two equal names it keeps the last.
 #[derive(Deserialize)]
+#[serde(expecting = "an object of tensors")]
 struct Entries {
     #[serde(rename = "__metadata__", default)]
     metadata: BTreeMap<String, String>,
     #[serde(flatten)]
-    tensors: BTreeMap<String, TensorInfo>,
+    tensors: BTreeMap<String, serde_json::Value>,
 }

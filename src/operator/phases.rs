@@ -73,7 +73,7 @@ pub(crate) unsafe trait EntryPoints: ArgumentList<Parameter: Parameter, Tensor =
 
     /// Refuses a device whose CANN lacks a version, and inputs of a call that are on another device. `instead` is the
     /// advice for the former.
-    fn admit<'a>(
+    fn check_device<'a>(
         version: Self::Version,
         context: &Arc<Context>,
         instead: &'static str,

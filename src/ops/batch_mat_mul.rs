@@ -112,7 +112,7 @@ impl BatchMatMul {
         let (self_, mat2) = factors;
         let context = self_.memory().context();
         let tensors: NamedTensors<'_, _> = Self::tensors(&(), &factors).collect();
-        BatchMatMulCall::admit(Version::V1, context, INSTEAD, tensors.iter().copied())?;
+        BatchMatMulCall::check_device(Version::V1, context, INSTEAD, tensors.iter().copied())?;
         let mut call = BatchMatMulCall { cube_math_type: self.cube_math_type.acl(), ..BatchMatMulCall::default() };
         call.describe(&tensors);
         let Some(out) = call.implied_out() else {

@@ -134,7 +134,7 @@ impl BlockSparseAttention {
     pub fn plan<'a, T: Element>(&self, inputs: impl Into<BlockSparseInputs<'a, T>>) -> Result<BlockSparsePlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        BlockSparseCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        BlockSparseCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         let given = self.call(context, inputs.each().map(|(_, input)| *input.desc()))?;
         let (out, lse) = given.outputs().unzip();
         let call = BlockSparseCall { attention_out: out, softmax_lse: lse.flatten(), ..given };
@@ -147,7 +147,7 @@ impl BlockSparseAttention {
             if call.attention_out.is_none() {
                 return Err(operation::no_elements(inputs.query));
             }
-            let kept = CheckedBlocks {
+            let kept = MaskChecks {
                 problem,
                 block_shape: self.block_shape,
                 lengths: self.lengths.clone(),
@@ -396,8 +396,9 @@ outputs! { BlockSparseOutput { out, softmax_lse } }
 pub type BlockSparsePlan = operation::Plan<PlainOperation<BlockSparseAttention>>;
 
 /// What a plan of BlockSparseAttention checks masks by.
+#[doc(hidden)]
 #[derive(Debug)]
-pub struct CheckedBlocks {
+pub struct MaskChecks {
     problem: BlockSparseProblem,
     block_shape: [i64; 2],
     lengths: Option<[Vec<i64>; 2]>,
@@ -405,7 +406,7 @@ pub struct CheckedBlocks {
     leaves_rows: bool,
 }
 
-impl CheckedBlocks {
+impl MaskChecks {
     /// Refuses a mask of other blocks, one by which the device would read keys of other sequences or other memory, and
     /// unless it is allowed one by which rows stay unwritten.
     fn admits(&self, mask: &BlockMask) -> Result<()> {
@@ -443,17 +444,17 @@ impl PlainCall for BlockSparseAttention {
     type Inputs<'a, T: Element> = BlockSparseInputs<'a, T>;
     type Output<T: Element> = BlockSparseOutput<T>;
     type Parameter = Parameter;
-    type Kept = CheckedBlocks;
+    type Kept = MaskChecks;
     const OUTPUTS: &'static [Parameter] = &[Parameter::AttentionOut, Parameter::SoftmaxLse];
 
     fn tensors<'t, 'i: 't, T: Element>(
-        _: &'t CheckedBlocks,
+        _: &'t MaskChecks,
         inputs: &'t BlockSparseInputs<'i, T>,
     ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
         inputs.each().into_iter()
     }
 
-    fn admits<T: Element>(kept: &CheckedBlocks, inputs: &BlockSparseInputs<'_, T>) -> Result<()> {
+    fn admits<T: Element>(kept: &MaskChecks, inputs: &BlockSparseInputs<'_, T>) -> Result<()> {
         kept.admits(inputs.mask)
     }
 }

@@ -25,6 +25,10 @@ entry_points! {
     Version::V1 => 1: aclnnCausalConv1dGetWorkspaceSize, aclnnCausalConv1d;
 }
 
+/// The places of lines and of accepted counts in [`CausalConvCall::CONTENTS`].
+const LINES: usize = 1;
+const ACCEPTED: usize = 3;
+
 /// What to do where the installed libraries have no such operator.
 const INSTEAD: &str = "install vLLM-Ascend's operator package and name it in ASCEND_CUSTOM_OPP_PATH, or convolve on \
      the host: CANN has no such operator";
@@ -149,7 +153,7 @@ impl ConvSequences {
     /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
     /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(&self, stream: &Stream, sequences: &[ConvSequence]) -> Result<()> {
-        let (count, accepted) = (self.numbers.tensor(1).len(), self.has_accepted());
+        let (count, accepted) = (self.numbers.tensor(LINES).len(), self.has_accepted());
         if sequences.len() != count || accepted {
             let kind = if accepted { "sequences with accepted counts" } else { "sequences" };
             let given = format_args!("{} in place of {count} {kind}", sequences.len());
@@ -183,7 +187,7 @@ impl ConvSequences {
 
     /// Whether the sequences have accepted counts.
     fn has_accepted(&self) -> bool {
-        self.numbers.given(3).is_some()
+        self.numbers.given(ACCEPTED).is_some()
     }
 
     /// Whether some rows belong to sequences without a line, which the operator leaves out.
@@ -278,7 +282,7 @@ impl CausalConv1d {
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
-        CausalConvCall::admit(Version::V1, context, INSTEAD, tensors.iter().copied())?;
+        CausalConvCall::check_device(Version::V1, context, INSTEAD, tensors.iter().copied())?;
         vouched_for(context.runtime())?;
         let mut call = CausalConvCall {
             activation_mode: i64::from(self.silu),

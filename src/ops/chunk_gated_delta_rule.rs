@@ -96,7 +96,7 @@ impl ChunkGatedDeltaRule {
         let inputs = inputs.into();
         let tensors = inputs.tensors;
         let context = tensors.query.memory().context();
-        ChunkDeltaCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        ChunkDeltaCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         inputs.check_decays()?;
         sequences.on(context, false)?;
         let launch: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();

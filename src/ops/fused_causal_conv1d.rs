@@ -115,7 +115,7 @@ impl FusedCausalConv1d {
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
-        FusedConvCall::admit(Version::V1, context, rules::PRODUCT.fix, tensors.iter().copied())?;
+        FusedConvCall::check_device(Version::V1, context, rules::PRODUCT.fix, tensors.iter().copied())?;
         let mut call = self.call(sequences, &inputs)?;
         call.describe(&tensors);
         call.y = call.output();

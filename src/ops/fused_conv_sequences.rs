@@ -13,6 +13,10 @@ use crate::ops::known_numbers::{KnownNumbers, NumbersCheck, narrow, number};
 use crate::runtime::{ReplayCheck, Stream};
 use crate::tensor::AnyTensor;
 
+/// The places of starts and of lines in [`FusedConvCall::CONTENTS`].
+const STARTS: usize = 0;
+const LINES: usize = 1;
+
 /// A sequence of a call: how many rows it has, and where its last ones are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FusedConvSequence<'a> {
@@ -91,7 +95,7 @@ impl FusedConvSequences {
     ) -> Result<Self> {
         let mut numbers = KnownNumbers::upload(stream, "sequences", numbers, narrow)?;
         if block_size.is_some() {
-            numbers = numbers.with_table(1, sequences.len())?;
+            numbers = numbers.with_table(LINES, sequences.len())?;
         }
         let most_rows = sequences.iter().map(|sequence| sequence.rows).max().unwrap_or(0);
         Ok(Self { numbers, line_rows, block_size, most_rows })
@@ -110,7 +114,8 @@ impl FusedConvSequences {
     /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
     /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(&self, stream: &Stream, sequences: &[FusedConvSequence<'_>]) -> Result<()> {
-        let [count, lines] = [self.numbers.tensor(0).len().saturating_sub(1), self.numbers.tensor(1).len()];
+        let [ends, lines] = [STARTS, LINES].map(|argument| self.numbers.tensor(argument).len());
+        let count = ends.saturating_sub(1);
         if sequences.len() != count {
             let given = format_args!("{} in place of {count} sequences", sequences.len());
             return Err(Error::invalid("sequences", given, count).fix(match self.block_size {

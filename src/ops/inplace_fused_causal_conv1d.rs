@@ -49,7 +49,7 @@ impl InplaceFusedCausalConv1d {
         let inputs = inputs.into();
         let context = inputs.x.memory().context();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
-        InplaceFusedConvCall::admit(Version::V1, context, rules::PRODUCT.fix, tensors.iter().copied())?;
+        InplaceFusedConvCall::check_device(Version::V1, context, rules::PRODUCT.fix, tensors.iter().copied())?;
         let mut call = InplaceFusedConvCall::from(rule.call(sequences, &inputs)?);
         call.describe(&tensors);
         InplaceFusedConvPlan::of_call((&call, Version::V1), inputs.x, &tensors, || {

@@ -110,7 +110,7 @@ impl LightningIndexer {
     ) -> Result<IndexerPlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        IndexerCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        IndexerCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();

@@ -87,7 +87,7 @@ impl NsaCompress {
         let (input, _) = inputs;
         let context = input.memory().context();
         let tensors: NamedTensors<'_, _> = Self::tensors(&(), &inputs).collect();
-        NsaCompressCall::admit(Version::V1, context, INSTEAD, tensors.iter().copied())?;
+        NsaCompressCall::check_device(Version::V1, context, INSTEAD, tensors.iter().copied())?;
         let mut end = 0i64;
         let ends = lengths.iter().map(|&length| {
             end = end.saturating_add(i64::try_from(length).unwrap_or(i64::MAX));

@@ -126,7 +126,7 @@ impl NsaCompressAttentionInfer {
     ) -> Result<NsaCompressAttentionPlan> {
         let (query, key, _) = tensors;
         let context = query.memory().context();
-        NsaCompressAttentionCall::admit(Version::V1, context, INSTEAD, inputs(tensors))?;
+        NsaCompressAttentionCall::check_device(Version::V1, context, INSTEAD, inputs(tensors))?;
         sequences.on(context)?;
         let ([queries, compressed], fixed) = sequences.lengths()?;
         let [block, stride, select, count] = self.sizes;

@@ -102,7 +102,7 @@ impl NsaCompressWithCache {
         let inputs = inputs.into();
         let input = inputs.input;
         let context = input.memory().context();
-        NsaCompressCacheCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        NsaCompressCacheCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         sequences.on(context)?;
         if sequences.block_table().is_none() && sequences.layouts()[1] != "TND" {
             return Err(Error::invalid("sequences", "padded sequences", "packed ones, or keys in a paged cache")
@@ -124,7 +124,7 @@ impl NsaCompressWithCache {
             let target = context.target()?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
-            let kept = CheckedSequences { problem, sequences: sequences.clone() };
+            let kept = SlotChecks { problem, sequences: sequences.clone() };
             kept.admits(inputs.slots)?;
             Ok((PlainOperation::new(kept, [fixed]), false))
         })
@@ -197,13 +197,14 @@ impl<'a, T: Element> NsaCompressCacheInputs<'a, T> {
 pub type NsaCompressCachePlan = operation::Plan<PlainOperation<NsaCompressWithCache>>;
 
 /// What a plan of NsaCompressWithCache checks slots by, and the sequences of its launches.
+#[doc(hidden)]
 #[derive(Debug)]
-pub struct CheckedSequences {
+pub struct SlotChecks {
     problem: NsaCompressCacheProblem,
     sequences: SparseSequences,
 }
 
-impl CheckedSequences {
+impl SlotChecks {
     /// Refuses slots and blocks by the first fault of those that a launch reads.
     fn admits(&self, slots: &CompressedSlots) -> Result<()> {
         let mut wrong = None;
@@ -223,17 +224,17 @@ impl PlainCall for NsaCompressWithCache {
     type Inputs<'a, T: Element> = NsaCompressCacheInputs<'a, T>;
     type Output<T: Element> = ();
     type Parameter = Parameter;
-    type Kept = CheckedSequences;
+    type Kept = SlotChecks;
     const OUTPUTS: &'static [Parameter] = &[];
 
     fn tensors<'t, 'i: 't, T: Element>(
-        kept: &'t CheckedSequences,
+        kept: &'t SlotChecks,
         inputs: &'t NsaCompressCacheInputs<'i, T>,
     ) -> impl Iterator<Item = (Parameter, &'t AnyTensor)> {
         inputs.each().into_iter().chain(kept.sequences.table(Parameter::BlockTable))
     }
 
-    fn admits<T: Element>(kept: &CheckedSequences, inputs: &NsaCompressCacheInputs<'_, T>) -> Result<()> {
+    fn admits<T: Element>(kept: &SlotChecks, inputs: &NsaCompressCacheInputs<'_, T>) -> Result<()> {
         kept.admits(inputs.slots)
     }
 }

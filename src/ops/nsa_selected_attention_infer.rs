@@ -111,7 +111,7 @@ impl NsaSelectedAttentionInfer {
         let inputs = inputs.into();
         let NsaSelectedInputs { query, key, selected, .. } = inputs;
         let context = query.memory().context();
-        NsaSelectedCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        NsaSelectedCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let ([queries, tokens], fixed) = sequences.lengths()?;
         let axes = query.desc().shape;

@@ -106,7 +106,7 @@ impl QuantLightningIndexer {
     ) -> Result<QuantIndexerPlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        QuantIndexerCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        QuantIndexerCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_key] = sequences.layouts();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();

@@ -100,7 +100,7 @@ impl RecurrentGatedDeltaRule {
         let inputs = inputs.into();
         let tensors = inputs.tensors;
         let context = tensors.query.memory().context();
-        RecurrentDeltaCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        RecurrentDeltaCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         sequences.on(context, true)?;
         let launch: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();
         let mut call = RecurrentDeltaCall { scale: self.scale, ..RecurrentDeltaCall::default() };

@@ -81,7 +81,7 @@ impl RmsNorm {
         let inputs = inputs.into();
         let RmsNormInputs { x, gamma } = inputs;
         let context = x.memory().context();
-        RmsNormCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        RmsNormCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         let shape = x.desc().shape;
         let y = TensorDesc::packed(x.dtype(), shape);
         let rstd = RmsNormCall::rstd_shape(&shape, &gamma.desc().shape);

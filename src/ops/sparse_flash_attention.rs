@@ -124,7 +124,7 @@ impl SparseFlashAttention {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
         let version = if inputs.sinks.is_some() { Version::V2 } else { Version::V1 };
-        SparseFlashCall::admit(version, context, instead(version), inputs.each())?;
+        SparseFlashCall::check_device(version, context, instead(version), inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_kv] = sequences.layouts();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();

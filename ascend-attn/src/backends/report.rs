@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ascend_serving::{BackendDeviation, StepComparison};
+use ascend_serving::{FurthestElement, StepComparison};
 use serde_json::{Value, json};
 
 use crate::report::{counted, number};
@@ -17,7 +17,7 @@ pub(super) struct Sums<'a> {
     pub(super) elements: usize,
     equal: usize,
     /// The first of the elements that are furthest apart, and its step.
-    pub(super) furthest: Option<(usize, &'a BackendDeviation)>,
+    pub(super) furthest: Option<(usize, &'a FurthestElement)>,
 }
 
 impl<'a> Sums<'a> {
@@ -94,7 +94,7 @@ pub(super) fn step_json(at: usize, step: &StepComparison) -> Value {
     })
 }
 
-fn place(deviation: &BackendDeviation) -> String {
+fn place(deviation: &FurthestElement) -> String {
     let [first, second] = deviation.values;
     format!(
         "{:.2e} in layer {}, request {}, token {}, head {}, element {}: {first} and {second}",
@@ -102,7 +102,7 @@ fn place(deviation: &BackendDeviation) -> String {
     )
 }
 
-fn place_json(step: usize, deviation: &BackendDeviation) -> Value {
+fn place_json(step: usize, deviation: &FurthestElement) -> Value {
     json!({
         "step": step,
         "layer": deviation.layer,

@@ -3,7 +3,7 @@
 use ascend_attention::Platform;
 use ascend_attention::blockwise::SIDE;
 use ascend_attention::spec::geometry::BlockCounts;
-use ascend_serving::{AttentionShape, Deviation};
+use ascend_serving::{AttentionShape, OutputDeviation};
 use ascend_trianglemix::{PresetSource, TriangleForecast, TrianglePreset};
 use serde_json::{Value, json};
 
@@ -174,7 +174,7 @@ pub(super) fn json(findings: &Findings) -> String {
             "empty": exact(counts.empty),
         })
     };
-    let differs = |difference: &Deviation| {
+    let differs = |difference: &OutputDeviation| {
         let [row, head, element] = place(shape, difference);
         json!({
             "largest": number(difference.largest),
@@ -256,7 +256,7 @@ pub(super) fn json(findings: &Findings) -> String {
 }
 
 /// Row, head and element of the largest difference of two outputs.
-fn place(shape: AttentionShape, difference: &Deviation) -> [usize; 3] {
+fn place(shape: AttentionShape, difference: &OutputDeviation) -> [usize; 3] {
     let vector = difference.at / shape.head_dim;
     [vector / shape.heads, vector % shape.heads, difference.at % shape.head_dim]
 }

@@ -39,7 +39,7 @@ impl DeclaredOperator for BatchMatMulOperator {
     unsafe fn run(&self, launch: &Launch<'_, Self>) -> Outcome {
         match self.is_idle() {
             true => Ok(()),
-            // SAFETY: the caller's promise. The output may share memory with factors.
+            // SAFETY: the caller's promise; `compute` copies the factors that the output overlaps.
             false => unsafe { self.compute(launch) },
         }
     }

@@ -112,7 +112,8 @@ pub(crate) trait DeclaredOperator: Send + Sync + Sized {
     /// # Safety
     ///
     /// As for [`DeclaredOperator::run`], which has found that the outputs share no memory with other tensors of the
-    /// launch, but for an output that is an input, where the operator works in place.
+    /// launch, but for an output that is an input, where the operator works in place. An operator with a `run` of its
+    /// own may let outputs share memory with inputs; its `compute` then copes with that.
     unsafe fn compute(&self, launch: &Launch<'_, Self>) -> Outcome;
 }
 

@@ -235,7 +235,7 @@ fn handle(json: &mut Json, kind: Kind, handle: usize) {
             Ok(found) => scalar(json, &found),
             Err(_) => json.address(handle),
         },
-        // Scalars of a list are not shown.
+        // Lists of scalars, and handles of the runtime, are shown by their number alone.
         _ => json.address(handle),
     }
 }

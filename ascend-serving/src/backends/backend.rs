@@ -188,7 +188,7 @@ pub enum Backend {
         workspace_bytes: usize,
     },
     /// Multi-head latent attention over a cache of latents of one byte an element
-    /// ([`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as)), for causal layers, from
+    /// ([`PagedKvCache::quantised_latents`](crate::kv::PagedKvCache::quantised_latents)), for causal layers, from
     /// CANN 8.5 on.
     ///
     /// | queries | step | calls |

@@ -48,7 +48,7 @@ impl<T: Element> LatentTensors<'_, T> {
 /// - Plain: query and output are `[tokens, N, 128]`; the step calls [`UpProjection`] for the keys and values that it
 ///   needs.
 /// - Quantised: absorbed queries of one byte an element, with a scale for each row and head, over a cache of
-///   [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as); the output is that of
+///   [`PagedKvCache::quantised_latents`](crate::kv::PagedKvCache::quantised_latents); the output is that of
 ///   absorbed ones.
 /// - Mixed: the plain queries of the prefills, with their output, and apart the absorbed ones of the decodes, whose
 ///   output is written where the caller wants it.

@@ -126,7 +126,7 @@ impl<'a, T: Element> LayerInputs<'a, T> {
     }
 
     /// The inputs of a layer of multi-head latent attention whose absorbed queries are quantised, over a cache of
-    /// [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as): new latents
+    /// [`PagedKvCache::quantised_latents`](crate::kv::PagedKvCache::quantised_latents): new latents
     /// `[tokens, 1, 512]`, which are quantised as they are written, and rotary keys `[tokens, 1, 64]`, both of BF16.
     /// Bring the rotary parts of the queries `[tokens, N, 64]` already divided by both scales, the query's and the
     /// cache's ([`QuantisedQueries`]); the output is `[N, tokens, 512]`, of BF16.

@@ -7,7 +7,7 @@ use crate::kv::{LatentScale, QuantisedLayer, QuantisedType, quantise_latent_quer
 use crate::rules;
 
 /// Absorbed queries of multi-head latent attention in one byte an element, with a scale for each row and head, for
-/// layers over [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as):
+/// layers over [`PagedKvCache::quantised_latents`](crate::kv::PagedKvCache::quantised_latents):
 /// [`LatentForm::Quantised`](crate::LatentForm::Quantised).
 ///
 /// The model makes them: aclnnDynamicQuant on the absorbed queries gives numbers of INT8 and scales of such rows, and

@@ -103,6 +103,11 @@ impl RecordedBatch {
         self.mask.as_ref().and_then(|MaskText(text)| text.parse().ok())
     }
 
+    /// The text of the mask.
+    pub(crate) fn mask_text(&self) -> Option<&str> {
+        self.mask.as_ref().map(|MaskText(text)| &**text)
+    }
+
     /// The metadata of the step, with its mask.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Two ways to compute the same recorded steps: how far apart they are, where, and how long each takes.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use ascend_attention::case::CaseTensor;
@@ -11,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::kv::{CacheShape, CacheWrite, PagedKvCache};
 
 use super::attention::Attention;
-use super::deviation::Deviation;
 use super::element_place::{ElementPlace, TokenHeads, TokenOrder, request_ends};
+use super::output_deviation::OutputDeviation;
 
 /// The comparison of one step. From [`compare_backends`].
 #[derive(Clone, Debug, PartialEq)]
@@ -25,18 +26,18 @@ pub struct StepComparison {
     /// unless both computed it.
     pub backends: [Result<&'static str>; 2],
     /// Time of each side on the host's clock from the beginning of the step, planning included, until the stream has
-    /// finished its last layer: the fastest of the runs.
+    /// finished its last layer: the fastest of the runs. That of a side which refused the step ends with the refusal.
     pub times: [Duration; 2],
     /// How far apart the outputs of all layers are, without padding.
-    pub deviation: Deviation,
-    /// The first of the elements that are furthest apart; `None` if none differ.
-    pub furthest: Option<BackendDeviation>,
+    pub deviation: OutputDeviation,
+    /// The first of the elements that are furthest apart; `None` if all are equal, zeros of either sign among them.
+    pub furthest: Option<FurthestElement>,
 }
 
 /// An element that two backends computed differently.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct BackendDeviation {
+pub struct FurthestElement {
     /// The layer.
     pub layer: usize,
     /// The request of the step.
@@ -61,7 +62,8 @@ pub struct BackendDeviation {
 /// reads what recorded earlier steps would have written, and get the same queries, keys and values; equal seeds give
 /// equal numbers. The attentions have one group of layers, the same heads and the same number of layers; backends,
 /// formats and element types of the caches may differ. A step that one of them cannot compute is reported with the
-/// reason, and its keys are written nevertheless. The function waits for the stream after each step: use it to choose
+/// reason, and its keys are written nevertheless. What the caches held before is lost, and so are the tokens of
+/// sequences over them. The function waits for the stream after each step: use it to choose
 /// backends and find errors, not while serving.
 ///
 /// ```
@@ -93,9 +95,10 @@ pub struct BackendDeviation {
 /// ```
 ///
 /// # Errors
-/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no step, and for attentions of other heads or numbers of
-/// layers; [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for a step that was recorded over other blocks;
-/// [`Violation`](crate::Violation) for a record that is no valid batch; as for [`CacheWrite::plan`],
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no step, for attentions of other heads or numbers of layers,
+/// without layers, of several groups of layers or with layers of linear attention;
+/// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for a step that was recorded over other blocks;
+/// [`Violation`](crate::Violation) for a record that is no valid batch. Nothing is overwritten then. As for [`CacheWrite::plan`],
 /// [`Attention::begin`] and [`Step::forward`](crate::Step::forward), except for a step that no backend serves.
 pub fn compare_backends<T: Number>(
     stream: &Stream,
@@ -108,20 +111,45 @@ pub fn compare_backends<T: Number>(
         return Err(Error::invalid("steps", "none", "1 or more").fix("record at least one step"));
     }
     let [first, second] = attentions;
-    let models = [&*first, &*second].map(|attention| (attention.places.len(), attention.shape()));
+    let models = [&*first, &*second].map(|attention| {
+        let CacheShape { layers, kv_heads, key_dim, value_dim, .. } = attention.cache().shape();
+        (attention.shape(), [layers, kv_heads, key_dim, value_dim])
+    });
     if models[0] != models[1] {
         return Err(Error::invalid("attentions", format_args!("{models:?}"), "as many layers and the same heads")
             .fix("make both attentions for one model"));
     }
+    for attention in [&*first, &*second] {
+        if attention.groups.len() != 1 || attention.states.is_some() || attention.places.is_empty() {
+            let given = format_args!("{} layers in {} groups", attention.places.len(), attention.groups.len());
+            return Err(Error::invalid("attentions", given, "one group of layers of attention, and no others")
+                .fix("compare each group of the model's layers by attentions of its own (`Attention::new`)"));
+        }
+    }
+    // Steps with one mask share it, and what is made for it.
+    let mut masks = HashMap::new();
+    let metadata = |step| -> Result<AttentionMetadata> {
+        let mut metadata = RecordedBatch::metadata(step)?;
+        if let Some(text) = step.mask_text() {
+            let mask = masks.entry(text).or_insert_with(|| metadata.mask().clone());
+            metadata.set_mask(mask.clone());
+        }
+        Ok(metadata)
+    };
+    let steps = steps.iter().map(metadata).collect::<Result<Vec<_>>>()?;
+    for attention in [&mut *first, &mut *second] {
+        let cache = attention.cache_mut();
+        steps.iter().try_for_each(|metadata| metadata.check_pool(cache.pool()))?;
+    }
     for attention in [&mut *first, &mut *second] {
         fill(stream, attention.cache_mut(), seed)?;
     }
-    let compared = steps.iter().enumerate().map(|(at, step)| {
-        let metadata = step.metadata()?;
+    let value_dim = first.cache().shape().value_dim;
+    let compared = steps.iter().enumerate().map(|(at, metadata)| {
         let layers = random_layers(stream, first, (seed, at), metadata.tokens())?;
-        let first = fastest_run(stream, first, &metadata, &layers, runs)?;
-        let second = fastest_run(stream, second, &metadata, &layers, runs)?;
-        Ok(StepComparison::new(models[0].1, &metadata, [first, second]))
+        let first = fastest_run(stream, first, metadata, &layers, runs)?;
+        let second = fastest_run(stream, second, metadata, &layers, runs)?;
+        Ok(StepComparison::new((models[0].0.heads, value_dim), metadata, [first, second]))
     });
     compared.collect()
 }
@@ -210,18 +238,19 @@ fn write_rows<T: Number>(
 }
 
 impl StepComparison {
-    fn new<T: Number>(shape: AttentionShape, metadata: &AttentionMetadata, runs: [StepRun<T>; 2]) -> Self {
+    /// The comparison of two runs, whose outputs have heads of this number and size.
+    fn new<T: Number>((heads, head_size): (usize, usize), metadata: &AttentionMetadata, runs: [StepRun<T>; 2]) -> Self {
         let rows = TokenHeads {
             order: TokenOrder::TokensFirst,
             first_token: 0,
             tokens: metadata.actual_tokens(),
-            heads: shape.heads,
-            head_size: shape.head_dim,
+            heads,
+            head_size,
         };
         // Padding comes behind the tokens, and is not compared.
         let elements = rows.tokens * rows.heads * rows.head_size;
         let [first, second] = runs;
-        let mut deviation = Deviation::default();
+        let mut deviation = OutputDeviation::default();
         for (first, second) in first.outputs.iter().zip(&second.outputs) {
             deviation.add(&first[..elements], &second[..elements]);
         }
@@ -229,7 +258,7 @@ impl StepComparison {
             let (layer, index) = (deviation.at / elements, deviation.at % elements);
             let ElementPlace { request, token, head, element } = rows.place(index, request_ends(metadata));
             let values = [&first, &second].map(|run| run.outputs[layer][index].to_f64());
-            BackendDeviation { layer, request, token, head, element, values, distance: deviation.largest }
+            FurthestElement { layer, request, token, head, element, values, distance: deviation.largest }
         });
         let times = [first.time, second.time];
         Self { state: metadata.state(), backends: [first.backend, second.backend], times, deviation, furthest }
@@ -323,7 +352,7 @@ mod tests {
             outputs: vec![vec![0.0f32; 5 * 2], second.to_vec()],
         };
         let (first, second) = ([0.0; 10], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 9.0, 9.0, 9.0, 9.0]);
-        let compared = StepComparison::new(AttentionShape::new(1, 1, 2), &metadata, [run(first), run(second)]);
+        let compared = StepComparison::new((1, 2), &metadata, [run(first), run(second)]);
         assert_eq!((compared.deviation.elements, compared.deviation.equal), (2 * 3 * 2, 11));
         let at = compared.furthest.unwrap();
         let place = (at.layer, at.request, at.token, at.head, at.element);

@@ -7,7 +7,7 @@ use crate::batch::{BatchRequest, StatePolicy};
 use crate::error::{Error, Result};
 
 use super::attention::Attention;
-use super::deviation::Deviation;
+use super::output_deviation::OutputDeviation;
 
 /// Runs the same causal steps of one sequence over two caches, such as one of 16 bits and a
 /// [quantised](crate::kv::PagedKvCache::quantised) one, and reports for each layer how far the outputs are apart.
@@ -28,7 +28,7 @@ pub fn compare_caches<T: Number>(
     quantised: &mut Attention<T>,
     steps: &[usize],
     layers: &[LayerInputs<'_, T>],
-) -> Result<Vec<Deviation>> {
+) -> Result<Vec<OutputDeviation>> {
     let tokens = (steps.iter()).try_fold(0usize, |sum, new| sum.checked_add(*new));
     let rows = (layers.first()).and_then(|layer| layer.query.shape().first());
     if rows.is_none() || tokens != rows.copied() || steps.is_empty() {
@@ -49,7 +49,7 @@ pub fn compare_caches<T: Number>(
         return Err(Error::invalid("layers", layers.len(), format_args!("{counts:?}, as the models have"))
             .fix("bring rows for each layer of the models"));
     }
-    let mut deviations = vec![Deviation::default(); layers.len()];
+    let mut deviations = vec![OutputDeviation::default(); layers.len()];
     let mut runs = [exact, quantised].map(|attention| {
         let sequence = attention.sequence();
         (attention, sequence)

@@ -11,8 +11,8 @@ use crate::batch::{AttentionMetadata, LayerMask};
 use crate::causality::Causality;
 use crate::error::Result;
 use crate::kv::{
-    CacheEntry, CacheWrite, PagedKvCache, QueuedLayers, Sequence, StepLease, StepProgress, StepTokens, outside_caches,
-    uncopied,
+    CacheEntry, CacheWrite, PagedKvCache, QueuedLayers, Sequence, StepLease, StepProgress, StepTokens,
+    check_outside_caches, uncopied,
 };
 use crate::rules;
 
@@ -354,7 +354,7 @@ impl<T: Element> CrossStep<'_, T> {
 
     fn queue_layer(&mut self, layer: usize, query: &Tensor<T>, output: &mut Tensor<T>) -> Result<()> {
         self.layers.check_not_repeated(layer)?;
-        outside_caches("output", output, [self.cross.cache.stored()])?;
+        check_outside_caches("output", output, [self.cross.cache.stored()])?;
         let shape = self.cross.shape;
         let heads_fix = "bring the layer's query, or make the `AttentionShape` with its heads";
         let rows = StepRows { heads_fix, ..StepRows::of_step(self.stream, self.metadata, None) };

@@ -31,7 +31,8 @@ impl RangeCheck {
         Self::sampled(NonZeroUsize::MIN)
     }
 
-    /// Checks the next step, and every `steps`-th one after it.
+    /// Checks the next step, and every `steps`-th one after it. Steps with and without graphs are one series: where
+    /// they take turns, an even number checks those of one kind alone.
     pub fn sampled(steps: NonZeroUsize) -> Self {
         Self { every: steps, limit: f64::INFINITY }
     }
@@ -120,7 +121,7 @@ const MOST_SPARE: usize = 16;
 
 /// The check of an [`Attention`](crate::Attention) and its graphs, and what it has found.
 pub(crate) struct RangeChecker<T: Element> {
-    check: RangeCheck,
+    check: Arc<RangeCheck>,
     report: fn(&[T], f64) -> RangeReport,
     number: fn(T) -> f64,
     /// Steps that have begun.
@@ -136,6 +137,8 @@ pub(crate) type SharedChecker<T> = Arc<Mutex<Option<RangeChecker<T>>>>;
 /// A step in progress that is checked.
 #[derive(Clone, Debug)]
 pub(crate) struct CheckedStep {
+    /// The check that it began under: another one that is set meanwhile checks later steps.
+    check: Arc<RangeCheck>,
     number: u64,
     /// The end of each request's tokens.
     ends: Arc<[usize]>,
@@ -271,7 +274,7 @@ impl<T: Number> RangeChecker<T> {
             .fix("give infinity to find NaN and infinities alone"));
         }
         Ok(Self {
-            check,
+            check: Arc::new(check),
             report: RangeReport::of_elements,
             number: T::to_f64,
             steps: 0,
@@ -288,7 +291,8 @@ impl<T: Element> RangeChecker<T> {
         let number = self.steps;
         let every = u64::try_from(self.check.every.get()).unwrap_or(u64::MAX);
         self.steps = self.steps.saturating_add(1);
-        number.is_multiple_of(every).then(|| CheckedStep { number, ends: request_ends(metadata).into() })
+        let check = Arc::clone(&self.check);
+        number.is_multiple_of(every).then(|| CheckedStep { check, number, ends: request_ends(metadata).into() })
     }
 
     /// Queues copies of the tensors of a layer of a step, and checks older copies that are complete.
@@ -298,7 +302,10 @@ impl<T: Element> RangeChecker<T> {
         (step, layer): (&CheckedStep, usize),
         tensors: impl IntoIterator<Item = CheckedTensor<'t, T>>,
     ) -> Result<()> {
-        let CheckedStep { number, ends } = step;
+        let CheckedStep { check, number, ends } = step;
+        if !Arc::ptr_eq(check, &self.check) {
+            return Ok(());
+        }
         self.collect(false)?;
         let of_step = ends.last().copied().unwrap_or(0);
         for checked in tensors {

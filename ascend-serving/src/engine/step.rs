@@ -9,7 +9,7 @@ use crate::backends::{AnyLayerInputs, LayerInputs, SelectedBackend, apart, check
 use crate::batch::AttentionMetadata;
 use crate::error::{Error, Result};
 use crate::graphs::CapturedGroup;
-use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, StepLease, no_layer, outside_caches};
+use crate::kv::{CopiesIn, QueuedLayers, STEP_AGAIN, StepLease, check_outside_caches, no_layer};
 use crate::rules;
 use crate::sharing::lock;
 
@@ -133,7 +133,7 @@ impl<T: Element> LayerGroup<T> {
 /// A step from graphs takes the same calls as one without, in the same order. A step that is replayed copies the inputs
 /// of a layer into the tensors of its graph, unless they are the first rows of these, and takes a row for each token of
 /// the step, with all of the padding, without any of it, or without what the graphs have added to the metadata's own.
-/// Nothing is copied of inputs that were filled [in place](Self::tensors).
+/// Inputs that were filled [in place](Self::tensors) are not copied.
 pub struct Step<'a, T: Element> {
     pub(super) stream: &'a Stream,
     /// The place of each layer of the model.
@@ -363,10 +363,10 @@ impl<'a, T: Element> Step<'a, T> {
         match &self.calls {
             StepCalls::Planned(planned) => {
                 let caches = planned.groups.iter().map(|group| group.layers.cache.stored());
-                outside_caches(name, output, caches)?;
+                check_outside_caches(name, output, caches)?;
             }
             StepCalls::Replayed(replayed) => {
-                outside_caches(name, output, replayed.groups.iter().map(CapturedGroup::stored))?;
+                check_outside_caches(name, output, replayed.groups.iter().map(CapturedGroup::stored))?;
             }
         }
         let states = self.leased.iter().flat_map(LeasedStates::stored);

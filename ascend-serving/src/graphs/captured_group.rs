@@ -119,7 +119,7 @@ impl CapturedGroup {
         &self.cache_entry
     }
 
-    /// The addresses of the cache's tensors, for [`outside_caches`](crate::kv::outside_caches).
+    /// The addresses of the cache's tensors, for [`check_outside_caches`](crate::kv::check_outside_caches).
     pub(crate) fn stored(&self) -> &Arc<[Range<usize>]> {
         &self.stored
     }

@@ -26,7 +26,7 @@ pub struct GraphTensors<T: Element> {
     /// The rotary parts of absorbed queries, over a cache of latents.
     pub query_rope: Option<Tensor<T>>,
     /// The absorbed queries, over a cache of latents of one byte
-    /// ([`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as)).
+    /// ([`PagedKvCache::quantised_latents`](crate::kv::PagedKvCache::quantised_latents)).
     pub quantised_query: Option<QuantisedQueries>,
     /// Keys of the step, `[rows, Nkv, D]`.
     pub key: Tensor<T>,

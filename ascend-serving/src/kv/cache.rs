@@ -98,7 +98,7 @@ impl<T: Element> PagedKvCache<T> {
         &self.pool
     }
 
-    /// The addresses of the tensors of all layers, for [`outside_caches`](super::stored::outside_caches).
+    /// The addresses of the tensors of all layers, for [`check_outside_caches`](super::stored::check_outside_caches).
     pub(crate) fn stored(&self) -> &Arc<[Range<usize>]> {
         &self.stored
     }

@@ -33,7 +33,7 @@ impl<T: Element> PagedKvCache<T> {
     /// another shape; [`QUANTISED_SCALE`](crate::rules::QUANTISED_SCALE) for scales of another number of layers;
     /// [`Violation`](ascend_attention::Error::Violation) by the rules of FusedInferAttentionScore for a product,
     /// release, format or block size without such caches, such as `mla.full_quant`.
-    pub fn quantised_latents_as(
+    pub fn quantised_latents(
         stream: &Stream,
         blocks: usize,
         block_size: usize,

@@ -70,6 +70,6 @@ pub use slot_check::check_slots;
 pub(crate) use slot_write::{SlotWrite, WriteViews, scattered_slots, slot_mapping};
 pub(crate) use state_pool::state_in;
 pub use state_pool::{Convolution, StatePool, StateShape};
-pub(crate) use stored::{outside_caches, stored};
+pub(crate) use stored::{check_outside_caches, stored};
 pub use table::PageTable;
 pub(crate) use table::{check_blocks_of, used_of_row};

@@ -16,7 +16,7 @@ impl<T: Element> PagedKvCache<T> {
     /// FLOAT for each 128, and the rotary key as it is. `T`, FLOAT16 or BF16, is the type of new latents and rotary
     /// keys, which are written as to a cache of that type.
     ///
-    /// Layers that see every key have a cache of [`quantised_latents_as`](Self::quantised_latents_as).
+    /// Layers that see every key have a cache of [`quantised_latents`](Self::quantised_latents).
     ///
     /// No calibration is needed, and numbers that are not finite are refused
     /// ([`QUANTISED_FINITE`](crate::rules::QUANTISED_FINITE)) before anything of their layer is written. The host

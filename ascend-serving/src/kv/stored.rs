@@ -1,4 +1,4 @@
-//! The memory of a cache's tensors, outside of which outputs of callers are.
+//! Where the tensors of a cache are: an output of a caller must not overlap them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) fn stored<'a, T: Element>(
 }
 
 /// Refuses an output of the caller over the tensors of some cache, which other layers and steps read.
-pub(crate) fn outside_caches<'a>(
+pub(crate) fn check_outside_caches<'a>(
     name: &'static str,
     output: &AnyTensor,
     caches: impl IntoIterator<Item = &'a Arc<[Range<usize>]>>,

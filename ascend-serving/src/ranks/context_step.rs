@@ -12,7 +12,7 @@ use crate::batch::BatchRequest;
 use crate::engine::{STEP_HEADS_FIX, StepRows, check_output};
 use crate::error::{Error, Result};
 use crate::graphs::{GraphTensors, Replays};
-use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_blocks_of, outside_caches};
+use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_blocks_of, check_outside_caches};
 
 use super::context_attention::{ContextAttention, PreparedStep, joined};
 use super::context_exchange::{ContextExchange, ContextLayer};
@@ -364,7 +364,7 @@ impl<T: Element> ContextStep<'_, T> {
     ) -> Result<()> {
         let inputs = inputs.into();
         let outcome = self.check(layer, &inputs).and_then(|queries| {
-            outside_caches("output", output, [self.attention.cache.stored()])?;
+            check_outside_caches("output", output, [self.attention.cache.stored()])?;
             let rope = queries.rope.map(|rope| ("query_rope", &**rope));
             let replayed = match &self.calls {
                 StepCalls::Replayed(replays) => Some(("that of the graph", &*replays.buffers().tensors.output)),

@@ -8,7 +8,7 @@ use crate::batch::AttentionMetadata;
 use crate::causality::Causality;
 use crate::engine::{StepRows, check_output};
 use crate::error::{Error, Result};
-use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, outside_caches};
+use crate::kv::{CacheWrite, QueuedLayers, STEP_AGAIN, StepLease, check_outside_caches};
 
 use super::native_plan::{NativeBranches, NativePlan, NativeTensors};
 use super::native_sparse::NativeSparse;
@@ -138,7 +138,7 @@ impl<T: Element> NativeStep<'_, T> {
         let caches = [self.native.cache.stored(), self.native.compressed.stored()];
         for (at, (name, branch)) in branches.each().into_iter().enumerate() {
             let others = branches.each().into_iter().take(at);
-            outside_caches(name, branch, caches)?;
+            check_outside_caches(name, branch, caches)?;
             check_output(name, branch, expected, read.into_iter().chain(others))?;
         }
         Ok(())

@@ -10,7 +10,9 @@ use crate::batch::AttentionMetadata;
 use crate::engine::{StepRows, check_output};
 use crate::error::{Error, Result};
 use crate::graphs::{Replays, copy_rows};
-use crate::kv::{CacheWrite, MAX_INT32, PagedKvCache, QueuedLayers, StepLease, StepProgress, no_layer, outside_caches};
+use crate::kv::{
+    CacheWrite, MAX_INT32, PagedKvCache, QueuedLayers, StepLease, StepProgress, check_outside_caches, no_layer,
+};
 use crate::rules;
 
 use super::key_choice::KeyChoice;
@@ -283,7 +285,7 @@ impl<'a, T: Element> SparseStep<'a, T> {
             }
         };
         if into.is_some() {
-            outside_caches("output", &target, [self.sparse.latents.stored(), self.sparse.index_keys.stored()])?;
+            check_outside_caches("output", &target, [self.sparse.latents.stored(), self.sparse.index_keys.stored()])?;
             let own: [(_, &AnyTensor); 5] = [
                 ("query", query),
                 ("query_rope", query_rope),

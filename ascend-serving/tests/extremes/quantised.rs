@@ -65,7 +65,7 @@ fn cache(
             let shape = draw.of(&[shape, CacheShape::latent(shape.layers).format(shape.format)]);
             let size = draw.of(&[size, 128]);
             let scales = vec![scale; shape.layers.min(3)];
-            PagedKvCache::quantised_latents_as(stream, blocks, size, shape, pad, stored(draw), &scales)
+            PagedKvCache::quantised_latents(stream, blocks, size, shape, pad, stored(draw), &scales)
         }
         _ => PagedKvCache::mxfp8(device, blocks, size, shape, pad),
     }

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
-    Attention, AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, Backend, BackendDeviation,
-    Backends, BatchRequest, BatchSettings, Causality, Error, LayerMask, LayerTensors, RecordedBatch, Result,
-    StepComparison, StepContext, StepMemory, StepProgram, StepStage, compare_backends, rules,
+    Attention, AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest,
+    BatchSettings, Causality, Error, FurthestElement, LayerMask, LayerTensors, RecordedBatch, Result, StepComparison,
+    StepContext, StepMemory, StepProgram, StepStage, compare_backends, rules,
 };
 use proptest::prelude::*;
 
@@ -180,7 +180,7 @@ fn elements(found: &[StepComparison]) -> [usize; 2] {
 }
 
 /// The element that is furthest apart, and its step.
-fn furthest(found: &[StepComparison]) -> Option<(usize, BackendDeviation)> {
+fn furthest(found: &[StepComparison]) -> Option<(usize, FurthestElement)> {
     let each = found.iter().enumerate().filter_map(|(at, step)| Some((at, step.furthest?)));
     each.max_by(|one, other| one.1.distance.total_cmp(&other.1.distance))
 }

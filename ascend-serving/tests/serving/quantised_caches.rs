@@ -5,8 +5,8 @@ use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Machine, Runtime, Stream, Tensor, bf16};
 use ascend_serving::kv::{PagedKvCache, Sequence};
 use ascend_serving::{
-    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Deviation,
-    LayerInputs, compare_caches,
+    Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality,
+    LayerInputs, OutputDeviation, compare_caches,
 };
 
 use crate::harness;
@@ -115,7 +115,7 @@ impl Layer {
 }
 
 /// How far attention over one cache is from that over another, which take one request's prompt, decodes and chunks.
-pub fn accuracies(stream: &Stream, [exact, other]: [PagedKvCache<bf16>; 2], layers: &[Layer]) -> Vec<Deviation> {
+pub fn accuracies(stream: &Stream, [exact, other]: [PagedKvCache<bf16>; 2], layers: &[Layer]) -> Vec<OutputDeviation> {
     let steps = [100, 1, 1, 20, 1, 1, 26];
     let rows: Vec<_> = layers.iter().map(Layer::rows).collect();
     let (mut exact, mut other) = (attention(exact), attention(other));

@@ -7,7 +7,7 @@ use ascend_attention::spec::minifloat::{Float8E4M3Fn, HiFloat8};
 use ascend_attention::spec::{Cann, Soc};
 use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{Cache, CacheShape, CacheWrite, ChannelScales, PadPolicy, PagedKvCache, QuantisedType};
-use ascend_serving::{Deviation, Error};
+use ascend_serving::{Error, OutputDeviation};
 
 use QuantisedType::{Float8E4M3Fn as E4m3, HiFloat8 as Hif8, Int8};
 
@@ -116,7 +116,7 @@ fn tokens_have_no_scale_of_hifloat8() {
 
 /// How far attention over caches of each type is from that over 16 bits, where the calibration has seen tokens so
 /// many times as large, too.
-fn of_each_type(stream: &Stream, larger: f32) -> Vec<(QuantisedType, bool, Deviation)> {
+fn of_each_type(stream: &Stream, larger: f32) -> Vec<(QuantisedType, bool, OutputDeviation)> {
     let layer = Layer::random(stream, 1, DIM);
     let seen = |numbers: &[bf16]| -> Vec<bf16> {
         let seen = numbers.iter().map(|x| bf16::from_f32(x.to_f32() * larger));

@@ -30,7 +30,7 @@ fn scale(stored: QuantisedType) -> LatentScale {
 /// A cache of one layer, of 8 blocks.
 fn cache(stream: &Stream, format: Cache, stored: QuantisedType) -> Result<PagedKvCache<bf16>> {
     let shape = CacheShape::latent(1).format(format);
-    PagedKvCache::quantised_latents_as(stream, 8, 128, shape, PAD, stored, &[scale(stored)])
+    PagedKvCache::quantised_latents(stream, 8, 128, shape, PAD, stored, &[scale(stored)])
 }
 
 /// Latents and rotary keys of one byte, which no call of latent attention reads.
@@ -179,7 +179,7 @@ fn a_cache_that_cannot_be_is_refused_with_what_mends_it() {
     let stream = harness::stream();
     let (nz, one) = (CacheShape::latent(1).format(Cache::Nz), [scale(Int8)]);
     let made = |block_size, shape, stored, scales: &[LatentScale]| {
-        violation(PagedKvCache::<bf16>::quantised_latents_as(&stream, 4, block_size, shape, PAD, stored, scales))
+        violation(PagedKvCache::<bf16>::quantised_latents(&stream, 4, block_size, shape, PAD, stored, scales))
     };
     for (why, rule, words) in [
         (made(128, nz, Int8, &[]), "quantised.scale", "0 layers"),
@@ -192,7 +192,7 @@ fn a_cache_that_cannot_be_is_refused_with_what_mends_it() {
         assert_eq!(why.rule.id, rule, "{why}");
         assert!(why.to_string().contains(words), "{why}");
     }
-    let of_half = PagedKvCache::<f16>::quantised_latents_as(&stream, 4, 128, nz, PAD, Int8, &one);
+    let of_half = PagedKvCache::<f16>::quantised_latents(&stream, 4, 128, nz, PAD, Int8, &one);
     assert!(violation(of_half).allowed.starts_with("BF16"));
     let made = cache(&stream, Cache::Nz, Int8).unwrap();
     assert_eq!(made.bytes(), 8 * 128 * (LATENT + 2 * ROPE));
@@ -229,7 +229,7 @@ fn queries_that_do_not_go_with_the_latents_are_refused_with_what_mends_them() {
     for (said, words) in [
         (refused(quantised(), Queries::Absorbed), "`LayerInputs::quantised_latent`"),
         (refused(quantised(), Queries::Mixed), "`LatentForm::QuantisedMixed`"),
-        (refused(plain(), Queries::Quantised(Int8)), "`PagedKvCache::quantised_latents_as`"),
+        (refused(plain(), Queries::Quantised(Int8)), "`PagedKvCache::quantised_latents`"),
         // The operator's own rule for queries of another type than the cache.
         (refused(quantised(), Queries::Quantised(E4m3)), "quantised_mla: "),
     ] {

@@ -139,7 +139,7 @@ impl AttentionProblem<'_> {
         let (first_row, first_key) = self.origin(&self.sequence(sequence, padding));
         let terms = self.terms_of(sequence).map(|terms| terms.bias);
         let element = |key: usize| match terms {
-            Some(rows) => Some(rows?.element(head, row, key)),
+            Some(view) => Some(view?.element(head, row, key)),
             None => {
                 let (row, key) = (first_row.checked_add(row)?, first_key.checked_add(key)?);
                 (row < rows && key < keys).then(|| bias.rows.element((sequence, head, row), key))

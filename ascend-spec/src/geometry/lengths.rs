@@ -115,17 +115,17 @@ impl<'a> Lengths<'a> {
         }
     }
 
-    /// Query rows and keys of all sequences.
+    /// Query rows and keys of all sequences, by a walk through them: for packed ones.
     pub(crate) fn sums(self) -> (i64, i64) {
         self.each().fold((0i64, 0i64), |(rows, keys), (q, kv)| (rows.saturating_add(q), keys.saturating_add(kv)))
     }
 
-    /// Query rows of the longest query, and keys of the longest key.
+    /// Query rows of the longest query, and keys of the longest key, by a walk through all sequences: for packed ones.
     pub(crate) fn longest(self) -> (i64, i64) {
         self.each().fold((0, 0), |(rows, keys), (q, kv)| (rows.max(q), keys.max(kv)))
     }
 
-    /// Number of sequences with query rows, and number of those with keys.
+    /// Number of sequences with query rows, and number of those with keys, by a walk through them: for packed ones.
     pub(crate) fn filled(self) -> (i64, i64) {
         self.each().fold((0, 0), |(rows, keys), (q, kv)| (rows + i64::from(q > 0), keys + i64::from(kv > 0)))
     }

@@ -93,7 +93,7 @@ impl GatherPaKvCache {
         let (key_cache, value_cache) = caches;
         let context = key_cache.memory().context();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &caches).collect();
-        GatherCall::admit(Version::V1, context, INSTEAD, tensors.iter().copied())?;
+        GatherCall::check_device(Version::V1, context, INSTEAD, tensors.iter().copied())?;
         let rows = |cache: &AnyTensor| {
             let tokens = i64::try_from(sequences.tokens()).unwrap_or(i64::MAX);
             let shape = match (self.order, &cache.desc().shape[..]) {

@@ -120,7 +120,7 @@ impl KvQuantSparseFlashAttention {
     ) -> Result<QuantSparseFlashPlan> {
         let inputs = inputs.into();
         let context = inputs.query.memory().context();
-        QuantSparseFlashCall::admit(Version::V1, context, INSTEAD, inputs.each())?;
+        QuantSparseFlashCall::check_device(Version::V1, context, INSTEAD, inputs.each())?;
         sequences.on(context)?;
         let [layout_query, layout_kv] = sequences.layouts();
         let tensors: NamedTensors<'_, _> = Self::tensors(sequences, &inputs).collect();

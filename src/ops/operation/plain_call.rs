@@ -35,7 +35,8 @@ pub trait PlainCall: Sealed {
     #[doc(hidden)]
     const OUTPUTS: &'static [Self::Parameter];
 
-    /// Returns the tensors of a launch but for the outputs, those that are written first.
+    /// Returns the tensors of a launch without its outputs. Those that the call also writes, such as a cache, come before
+    /// those that it only reads.
     #[doc(hidden)]
     fn tensors<'t, 'i: 't, T: Element>(
         kept: &'t Self::Kept,
@@ -123,6 +124,7 @@ impl<D: PlainCall> Operation for PlainOperation<D> {
     }
 
     fn describe(&self, plan: &Plan<Self>, text: &mut fmt::DebugStruct<'_, '_>) {
+        text.field("kept", &self.kept);
         for output in D::OUTPUTS {
             if let Some(desc) = plan.call().desc(*output) {
                 text.field(output.info().name, &desc.shape);

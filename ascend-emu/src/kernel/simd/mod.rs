@@ -255,10 +255,14 @@ impl Level {
     /// Calls `body`, for which this is the chosen instruction set on the calling thread.
     #[cfg(test)]
     pub(super) fn with<T>(self, body: impl FnOnce() -> T) -> T {
-        TRIED.set(Some(self));
-        let done = body();
-        TRIED.set(None);
-        done
+        struct Restored(Option<Level>);
+        impl Drop for Restored {
+            fn drop(&mut self) {
+                TRIED.set(self.0);
+            }
+        }
+        let _restored = Restored(TRIED.replace(Some(self)));
+        body()
     }
 
     /// The instruction set with this name, if this machine has it.

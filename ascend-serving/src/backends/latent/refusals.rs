@@ -39,15 +39,15 @@ pub(super) fn check_quantised_latents<T: Element>(layer: &LayerTensors<'_, T>) -
         Some(cache) if cache.latent_scale().is_some() => return Ok(()),
         Some(cache) => (
             format!("a cache with {}", cache.describe_scales()),
-            "make the cache by `PagedKvCache::quantised_latents_as`, or serve keys and values by \
+            "make the cache by `PagedKvCache::quantised_latents`, or serve keys and values by \
              `Backend::QuantisedDecode`",
         ),
         None => (
             format!("a cache of {}", T::DTYPE),
-            "make the cache by `PagedKvCache::quantised_latents_as`, or add `Backend::MLA_256_MIB`",
+            "make the cache by `PagedKvCache::quantised_latents`, or add `Backend::MLA_256_MIB`",
         ),
     };
-    Err(Violation::new(&rules::BACKEND_QUANTISED, given, "a cache of `PagedKvCache::quantised_latents_as`", fix))
+    Err(Violation::new(&rules::BACKEND_QUANTISED, given, "a cache of `PagedKvCache::quantised_latents`", fix))
 }
 
 /// Refuses queries in a form that the layer's cache does not go with.
@@ -58,7 +58,7 @@ pub(super) fn check_form<T: Element>(form: LatentForm<'_, T>, layer: &LayerTenso
             &rules::BACKEND_LATENT,
             "quantised queries over latents of 16 bits",
             "absorbed, plain or mixed queries",
-            "make the cache by `PagedKvCache::quantised_latents_as`, or bring absorbed queries of 16 bits",
+            "make the cache by `PagedKvCache::quantised_latents`, or bring absorbed queries of 16 bits",
         )),
         (Some(_), LatentForm::Quantised(_) | LatentForm::Plain(_) | LatentForm::QuantisedMixed { .. }) => Ok(()),
         (Some(cache), LatentForm::Absorbed | LatentForm::Mixed { .. }) => Err(Violation::new(

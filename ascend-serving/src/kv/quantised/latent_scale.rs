@@ -10,7 +10,7 @@ use super::channel_scales::{ChannelScales, DeviceScales};
 use super::quantised_type::QuantisedType;
 
 /// The scale of one layer's latents in a cache of
-/// [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as): a latent's element `x` is
+/// [`PagedKvCache::quantised_latents`](crate::kv::PagedKvCache::quantised_latents): a latent's element `x` is
 /// stored as `x / scale`, and read as the stored number times the scale.
 ///
 /// It is a number of BF16, the type of the latents: others are rounded to one when it is made.

@@ -46,7 +46,7 @@ pub(in crate::kv) use write::QuantisedWrite;
 #[derive(Clone, Debug)]
 pub struct QuantisedLayer {
     /// The bytes of keys and values, in the cache's format: integers, or the bits of floats. Of
-    /// [latents](crate::kv::PagedKvCache::quantised_latents_as) those of the rotary keys are values; of
+    /// [latents](crate::kv::PagedKvCache::quantised_latents) those of the rotary keys are values; of
     /// [latents for sparse attention](crate::kv::PagedKvCache::quantised_sparse_latents) it has the rows of 656 bytes,
     /// without values.
     pub cache: LayerCache<i8>,
@@ -126,7 +126,7 @@ impl QuantisedLayer {
         &self.key
     }
 
-    /// Values, as a tensor of the stored type; of [latents](crate::kv::PagedKvCache::quantised_latents_as) the rotary
+    /// Values, as a tensor of the stored type; of [latents](crate::kv::PagedKvCache::quantised_latents) the rotary
     /// keys, of BF16.
     pub fn value(&self) -> &AnyTensor {
         &self.value
@@ -144,7 +144,7 @@ impl QuantisedLayer {
     }
 
     /// The scale of the layer's latents, in a cache of
-    /// [`PagedKvCache::quantised_latents_as`](crate::kv::PagedKvCache::quantised_latents_as); `None` in others.
+    /// [`PagedKvCache::quantised_latents`](crate::kv::PagedKvCache::quantised_latents); `None` in others.
     pub fn latent_scale(&self) -> Option<LatentScale> {
         Some(self.of_latents()?.scale)
     }
@@ -291,7 +291,7 @@ impl QuantisedLayer {
                 &rules::CACHE_QUANTISED,
                 format_args!("a cache with {other}"),
                 "one with scales of channels or latents, by which the device quantises",
-                "make the cache by `PagedKvCache::quantised` or `PagedKvCache::quantised_latents_as`, or compute the \
+                "make the cache by `PagedKvCache::quantised` or `PagedKvCache::quantised_latents`, or compute the \
                  step without a graph",
             )),
         }

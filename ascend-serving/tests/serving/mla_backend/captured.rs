@@ -27,7 +27,7 @@ fn cache(stream: &Stream, format: Cache, layers: usize) -> PagedKvCache<bf16> {
 /// A cache whose latents are of one byte.
 fn quantised(stream: &Stream, format: Cache, stored: QuantisedType) -> PagedKvCache<bf16> {
     let (shape, scales) = (CacheShape::latent(LAYERS).format(format), [scale_of(stored); LAYERS]);
-    PagedKvCache::quantised_latents_as(stream, 16, 128, shape, PadPolicy::SkipNegative, stored, &scales).unwrap()
+    PagedKvCache::quantised_latents(stream, 16, 128, shape, PadPolicy::SkipNegative, stored, &scales).unwrap()
 }
 
 fn attention(stream: &Stream, format: Cache, layers: usize, backends: Backends<bf16>) -> Attention<bf16> {

@@ -104,7 +104,7 @@ impl<'a> Engine<'a> {
             None => (PagedKvCache::new(device, blocks, size, of, pad), Backend::Mla { workspace_bytes }),
             Some(stored) => {
                 let scales = [scale_of(stored); LAYERS];
-                let cache = PagedKvCache::quantised_latents_as(stream, blocks, size, of, pad, stored, &scales);
+                let cache = PagedKvCache::quantised_latents(stream, blocks, size, of, pad, stored, &scales);
                 (cache, Backend::QuantisedMla { workspace_bytes })
             }
         };

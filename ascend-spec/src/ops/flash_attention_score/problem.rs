@@ -100,14 +100,19 @@ impl<'a> FlashAttentionProblem<'a> {
         (rows_of(self.call.query), rows_of(self.call.key))
     }
 
+    /// Whether the lengths are those of packed sequences. A call that computes nothing has none.
+    fn has_packed_lengths(&self) -> bool {
+        matches!(self.lengths, Lengths::Packed { .. })
+    }
+
     /// Packed sequences, unless the host runs them as a batch.
     pub(super) fn unequal(&self) -> Option<Lengths<'a>> {
-        (self.layout.is_packed() && !self.as_batch).then_some(self.lengths)
+        (self.has_packed_lengths() && !self.as_batch).then_some(self.lengths)
     }
 
     /// Query rows and keys of all sequences together, where they are packed.
     pub(super) fn sums(&self) -> Option<(i64, i64)> {
-        self.layout.is_packed().then(|| self.lengths.sums())
+        self.has_packed_lengths().then(|| self.lengths.sums())
     }
 
     /// Where the rows and keys of each sequence are, in order.

@@ -1,6 +1,7 @@
 //! No call makes the contract panic, and what it accepts stays within the call's tensors.
 
 use super::described;
+use ascend_spec::attention_problem::SequenceTerms;
 use ascend_spec::ops::flash_attention_score::{
     Bias, BiasForm, FlashAttentionProblem, MaskKind, Parameter, Sequence, SoftmaxOrder, Version, Work,
 };
@@ -39,14 +40,32 @@ fn resolved_stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
     for of in p.sequences().take(64) {
         let terms = resolved.terms_of(of.index).expect("terms of each sequence");
         assert_eq!(terms.geometry, p.geometry(&of), "{id}");
-        assert_eq!(terms.softmax, p.softmax_order.rows(&of, heads), "{id}");
-        if let (MaskKind::Full(form), Some(mask)) = (p.mask, terms.mask) {
-            assert_eq!(mask, form.rows(&of, heads), "{id}");
+        if of.q_len > 0 && of.kv_len > 0 {
+            stands_where_documented(p, terms, &of, heads, id);
         }
-        if let (Bias::Tensor { form, .. }, Some(bias)) = (p.bias, terms.bias) {
-            assert_eq!(bias, form.rows(&of, heads), "{id}");
-        }
-        assert!(terms.dropped.is_none_or(|dropped| dropped == of.scores(heads)), "{id}");
+    }
+}
+
+/// Compares the elements for the last key of the last row of the last head with the documented orders, spelled out.
+fn stands_where_documented(
+    p: &FlashAttentionProblem<'_>,
+    terms: &SequenceTerms,
+    of: &Sequence,
+    heads: usize,
+    id: &str,
+) {
+    let (head, i, j) = (heads - 1, of.q_len - 1, of.kv_len - 1);
+    let row = match p.softmax_order {
+        SoftmaxOrder::Batches => (of.index * heads + head) * of.q_len + i,
+        SoftmaxOrder::SequenceBlocks => of.q_first * heads + head * of.q_len + i,
+        SoftmaxOrder::SameAsInput => (of.q_first + i) * heads + head,
+    };
+    assert_eq!(terms.softmax.at(0, head, i), (row * SoftmaxOrder::COPIES) as i64, "{id}");
+    let score = of.scores_before as i64 * heads as i64 + ((head * of.q_len + i) * of.kv_len + j) as i64;
+    assert!(terms.dropped.is_none_or(|dropped| dropped.element(head, i, j) == score), "{id}");
+    if let (Bias::Tensor { form: BiasForm::Packed { rows }, .. }, Some(bias)) = (p.bias, terms.bias) {
+        let key = (of.kv_first * heads + head * of.kv_len + j) as i64;
+        assert_eq!(bias.element(head, i, j), if rows { score } else { key }, "{id}");
     }
 }
 

@@ -151,10 +151,10 @@ fn is_causal(p: &FlashAttentionProblem<'_>) -> bool {
     }
 }
 
-/// The last rows of a bias whose first axis has size `batch`.
-fn last_rows(p: &FlashAttentionProblem<'_>, batch: i64) -> BiasForm {
-    let head = BiasForm::LAST_ROWS.saturating_mul(p.kv_rows);
-    let batch = if batch == 1 { 0 } else { p.heads.saturating_mul(head) };
+/// The last rows of a bias of `heads` heads for `keys` keys, whose first axis has size `batch`.
+fn last_rows([batch, heads, keys]: [i64; 3]) -> BiasForm {
+    let head = BiasForm::LAST_ROWS.saturating_mul(keys);
+    let batch = if batch == 1 { 0 } else { heads.saturating_mul(head) };
     BiasForm::LastRows(View { offset: head - 1, batch, head, row: -1, dim: 1 })
 }
 
@@ -190,7 +190,7 @@ fn dense(p: &FlashAttentionProblem<'_>, bias: &TensorDesc, causal: bool) -> Resu
         format_args!("{} for {} rows and {} keys in mode {}", bias.shape, p.q_rows, p.kv_rows, p.call.sparse_mode),
         "1024 rows and more, as many keys, and a causal mask",
     );
-    Ok(last_rows(p, b))
+    Ok(last_rows([b, p.heads, p.kv_rows]))
 }
 
 fn packed(p: &FlashAttentionProblem<'_>, bias: &TensorDesc, causal: bool) -> Result<BiasForm, Violation> {
@@ -227,7 +227,7 @@ fn packed(p: &FlashAttentionProblem<'_>, bias: &TensorDesc, causal: bool) -> Res
         format_args!("{} in mode {}", bias.shape, p.call.sparse_mode),
         "as many rows as keys in each sequence, and a causal mask",
     );
-    Ok(last_rows(p, batch))
+    Ok(last_rows([batch, p.heads, p.kv_rows]))
 }
 
 fn slopes(p: &FlashAttentionProblem<'_>, slopes: &TensorDesc) -> Result<Bias, Violation> {
@@ -347,4 +347,20 @@ pub(crate) fn start_lints(p: &FlashAttentionProblem<'_>, report: Report<'_>) {
         format_args!("start indices {} apart for {} sequences", p.key_offset(), p.lengths.batch()),
         "one sequence",
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::flash_attention_score::Sequence;
+
+    #[test]
+    fn last_rows_are_read_by_distance_in_each_head() {
+        let sequence = Sequence { index: 1, q_len: 4, kv_len: 4, ..Sequence::default() };
+        let element = |batch, i, j| last_rows([batch, 2, 4]).rows(&sequence, 2).element(1, i, j);
+        // The second of two heads of 1024 rows of 4 numbers; the row's own key is the last number of the last row.
+        assert_eq!(element(1, 2, 2), 1024 * 4 + 1023 * 4 + 3);
+        assert_eq!(element(1, 2, 0), 1024 * 4 + 1023 * 4 + 1);
+        assert_eq!(element(2, 3, 3), 2 * 1024 * 4 + 1024 * 4 + 1023 * 4 + 3);
+    }
 }

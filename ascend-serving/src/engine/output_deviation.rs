@@ -8,7 +8,7 @@ use ascend_attention::Number;
 /// equal bit by bit it is infinitely far away. The means are those of the other elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Deviation {
+pub struct OutputDeviation {
     /// Elements compared.
     pub elements: usize,
     /// Elements that are equal bit by bit.
@@ -29,7 +29,7 @@ pub struct Deviation {
     bounds: [f64; 2],
 }
 
-impl Default for Deviation {
+impl Default for OutputDeviation {
     fn default() -> Self {
         Self {
             elements: 0,
@@ -45,11 +45,16 @@ impl Default for Deviation {
     }
 }
 
-impl Deviation {
-    /// Adds elements, and those of the reference in the same order.
+impl OutputDeviation {
+    /// Adds elements, and those of the reference in the same order. An element without another one counts as one that
+    /// is not finite.
     pub fn add<T: Number>(&mut self, reference: &[T], others: &[T]) {
-        for (reference, other) in reference.iter().zip(others) {
-            self.add_element(reference.to_f64(), other.to_f64());
+        for at in 0..reference.len().max(others.len()) {
+            let [reference, other] = [reference, others].map(|all| all.get(at).map(|element| element.to_f64()));
+            match (reference, other) {
+                (Some(reference), Some(other)) => self.add_element(reference, other),
+                (one, other) => self.add_element(one.or(other).unwrap_or(f64::NAN), f64::INFINITY),
+            }
         }
     }
 
@@ -76,7 +81,8 @@ impl Deviation {
         self.bounds = [self.bounds[0].min(reference), self.bounds[1].max(reference)];
     }
 
-    /// The mean difference; 0 without elements.
+    /// The mean difference of the elements that are finite on both sides; 0 without any. Look at
+    /// [`not_finite`](Self::not_finite) first.
     pub fn mean(&self) -> f64 {
         self.sum / (self.elements - self.not_finite).max(1) as f64
     }
@@ -100,7 +106,7 @@ impl Deviation {
         self.share(self.largest)
     }
 
-    /// The mean difference as a share of the range, like [`largest_share`](Self::largest_share).
+    /// The [mean](Self::mean) difference as a share of the range, like [`largest_share`](Self::largest_share).
     pub fn mean_share(&self) -> f64 {
         self.share(self.mean())
     }
@@ -108,6 +114,7 @@ impl Deviation {
     fn share(&self, difference: f64) -> f64 {
         match difference {
             0.0 => 0.0,
+            f64::INFINITY => difference,
             _ => difference / self.range(),
         }
     }
@@ -119,7 +126,12 @@ mod tests {
 
     #[test]
     fn elements_that_are_not_finite_are_counted_and_infinitely_far() {
-        let mut deviation = Deviation::default();
+        let mut alone = OutputDeviation::default();
+        alone.add(&[f32::NAN], &[0.0]);
+        alone.add(&[1.0f32, 2.0], &[1.0]);
+        assert_eq!((alone.elements, alone.equal, alone.not_finite, alone.at), (3, 1, 2, 0));
+        assert_eq!(alone.largest_share(), f64::INFINITY);
+        let mut deviation = OutputDeviation::default();
         deviation.add(&[1.0f32, -3.0], &[1.0, -1.0]);
         assert_eq!((deviation.equal, deviation.largest, deviation.at), (1, 2.0, 1));
         assert_eq!((deviation.mean(), deviation.range(), deviation.largest_share()), (1.0, 4.0, 0.5));
