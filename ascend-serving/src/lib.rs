@@ -182,6 +182,7 @@ pub use sparse::{
 /// # }
 /// ```
 pub mod prelude {
+    pub use ascend_attention::delta_rule::DeltaTensors;
     pub use ascend_attention::prelude::*;
 
     pub use crate::kv::{

@@ -19,6 +19,9 @@ const METADATA: &str = "__metadata__";
 /// Bytes of the number in front of the header.
 const PREFIX: usize = 8;
 
+/// The longest header that is read: values take several times as much memory.
+const MOST_HEADER: usize = 16 << 20;
+
 /// Names and values of a header, and where the data begins.
 #[derive(Debug)]
 pub(super) struct Header {
@@ -42,6 +45,9 @@ impl Header {
                 rest.len()
             ))
         })?;
+        if header.len() > MOST_HEADER {
+            return Err(broken(&format!("its header has {length} bytes, more than {MOST_HEADER}")));
+        }
         let Entries { metadata, tensors } = serde_json::from_slice(header).map_err(|error| entries_error(&error))?;
         let tensors = tensors.into_iter().map(|(name, info)| {
             let info = serde_json::from_value(info).map_err(|error| entries_error(&format_args!("{name}: {error}")));

@@ -129,7 +129,7 @@ fn root_information_is_good_for_one_communicator() {
     // Without a socket nobody can be asked.
     (other.internal[36], other.internal[37]) = (0, 0);
     refused(join(&other, 1, 0), HcclResult::HCCL_E_NOT_SUPPORT, &["could not open a socket"]);
-    (other.internal[36], other.internal[37]) = (-1, -1);
+    (other.internal[36], other.internal[37]) = (!0, !0);
     refused(join(&other, 1, 0), PARA, &["not what HcclGetRootInfo"]);
     info.internal[0] = 0;
     refused(join(&info, 1, 0), PARA, &["not what HcclGetRootInfo"]);

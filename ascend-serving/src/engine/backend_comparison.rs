@@ -28,7 +28,8 @@ pub struct StepComparison {
     /// Time of each side on the host's clock from the beginning of the step, planning included, until the stream has
     /// finished its last layer: the fastest of the runs. That of a side which refused the step ends with the refusal.
     pub times: [Duration; 2],
-    /// How far apart the outputs of all layers are, without padding.
+    /// How far the outputs of all layers are from those of the first attention, without padding. Without elements where
+    /// one side refused the step.
     pub deviation: OutputDeviation,
     /// The first of the elements that are furthest apart; `None` if all are equal, zeros of either sign among them.
     pub furthest: Option<FurthestElement>,
@@ -61,7 +62,7 @@ pub struct FurthestElement {
 /// A record has lengths and blocks, but no numbers: both caches are first filled with the same numbers, so that a step
 /// reads what recorded earlier steps would have written, and get the same queries, keys and values; equal seeds give
 /// equal numbers. The attentions have one group of layers, the same heads and the same number of layers; backends,
-/// formats and element types of the caches may differ. A step that one of them cannot compute is reported with the
+/// formats of the caches may differ. Of the library's backends `named_mask` alone computes named masks. A step that one of them cannot compute is reported with the
 /// reason, and its keys are written nevertheless. What the caches held before is lost, and so are the tokens of
 /// sequences over them. The function waits for the stream after each step: use it to choose
 /// backends and find errors, not while serving.
@@ -142,7 +143,9 @@ pub fn compare_backends<T: Number>(
         steps.iter().try_for_each(|metadata| metadata.check_pool(cache.pool()))?;
     }
     for attention in [&mut *first, &mut *second] {
-        fill(stream, attention.cache_mut(), seed)?;
+        let cache = attention.cache_mut();
+        cache.entry().lose_all();
+        fill(stream, cache, seed)?;
     }
     let value_dim = first.cache().shape().value_dim;
     let compared = steps.iter().enumerate().map(|(at, metadata)| {

@@ -18,11 +18,11 @@ impl<'a, T: Element> Step<'a, T> {
     /// The graph's tensors of a layer of attention in a step that is replayed, to be filled in place on the step's
     /// stream: [`forward`](Self::forward) with their [`inputs`](GraphTensors::inputs) copies nothing. Padding rows may
     /// hold anything. The layers of a group share these tensors: until this layer is queued, no other layer of its
-    /// group can be queued, nor its tensors taken.
+    /// group can be queued, nor its tensors taken. Inputs in tensors that were not taken for their layer are refused.
     ///
     /// # Errors
-    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs, and while the tensors are lent for a
-    /// layer that is not queued; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs, and while the tensors are lent for
+    /// another layer that is not queued; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
     /// [`STEP_KIND`](crate::rules::STEP_KIND) for one of linear attention.
     pub fn tensors(&mut self, layer: usize) -> Result<&'a GraphTensors<T>> {
         let (replayed, place, queued) = self.lender(layer, false, format_args!("tensors of layer {layer}"))?;

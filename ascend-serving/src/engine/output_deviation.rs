@@ -13,9 +13,9 @@ pub struct OutputDeviation {
     pub elements: usize,
     /// Elements that are equal bit by bit.
     pub equal: usize,
-    /// Elements that are not finite on one of the sides.
+    /// Elements that are not finite on one side or on both, and elements without another one.
     pub not_finite: usize,
-    /// The largest difference.
+    /// The largest difference; infinite where only one side of an element is finite.
     pub largest: f64,
     /// The first of the elements with the largest difference, counted in the order in which they were added.
     pub at: usize,
@@ -53,7 +53,8 @@ impl OutputDeviation {
             let [reference, other] = [reference, others].map(|all| all.get(at).map(|element| element.to_f64()));
             match (reference, other) {
                 (Some(reference), Some(other)) => self.add_element(reference, other),
-                (one, other) => self.add_element(one.or(other).unwrap_or(f64::NAN), f64::INFINITY),
+                // NaN is equal to no number of a tensor.
+                (one, other) => self.add_element(one.or(other).unwrap_or(0.0).min(f64::MAX), f64::NAN),
             }
         }
     }
@@ -87,11 +88,12 @@ impl OutputDeviation {
         self.sum / (self.elements - self.not_finite).max(1) as f64
     }
 
-    /// The root of the sum of squared differences, relative to that of the reference; 0 where that is 0.
+    /// The root of the sum of squared differences, relative to that of the reference; infinite where elements differ from
+    /// a reference of zeros.
     pub fn relative(&self) -> f64 {
-        match self.size {
+        match self.squares {
             0.0 => 0.0,
-            size => (self.squares / size).sqrt(),
+            squares => (squares / self.size).sqrt(),
         }
     }
 
@@ -128,7 +130,7 @@ mod tests {
     fn elements_that_are_not_finite_are_counted_and_infinitely_far() {
         let mut alone = OutputDeviation::default();
         alone.add(&[f32::NAN], &[0.0]);
-        alone.add(&[1.0f32, 2.0], &[1.0]);
+        alone.add(&[1.0f32, f32::INFINITY], &[1.0]);
         assert_eq!((alone.elements, alone.equal, alone.not_finite, alone.at), (3, 1, 2, 0));
         assert_eq!(alone.largest_share(), f64::INFINITY);
         let mut deviation = OutputDeviation::default();

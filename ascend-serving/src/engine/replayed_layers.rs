@@ -56,6 +56,22 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         buffers.map(|buffers| &buffers.tensors).ok_or_else(|| self.missing(place))
     }
 
+    /// Refuses an input that is in its place of the graph, where the tensors were not lent for this layer: what is in
+    /// them may be another layer's.
+    fn check_taken(&self, layer: usize, place: LayerPlace, name: &str, [from, to]: [&AnyTensor; 2]) -> Result<()> {
+        let is_taken = self.lent.get(place.group) == Some(&Some(layer));
+        if is_taken || from.as_raw() != to.as_raw() {
+            return Ok(());
+        }
+        Err(Violation::new(
+            &rules::STEP_IN_PLACE,
+            format_args!("{name} of layer {layer} in the tensors of the graph, which were not lent for this layer"),
+            "tensors that were lent for the layer, or inputs of the caller's own",
+            "take the tensors for the layer (`Step::tensors` or `Step::linear_tensors`) before they are filled for it",
+        )
+        .into())
+    }
+
     /// The buffers of the layers of linear attention.
     pub(super) fn linear(&self, place: LayerPlace) -> Result<&'a LinearBuffers<T>> {
         self.replays.buffers().linear.as_ref().ok_or_else(|| self.missing(place))
@@ -110,6 +126,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             queries.check_latents(layer, quantised)?;
         }
         let places = tensors.places(inputs, query_rope);
+        places.clone().try_for_each(|(name, from, to)| self.check_taken(layer, place, name, [from, to]))?;
         places.clone().try_for_each(|place| self.check_rows(place, format_args!("layer {layer}"), STEP_HEADS_FIX))?;
         if let Some(output) = into {
             let scale = tensors.quantised_query.as_ref().map(|queries| &**queries.scale());
@@ -183,6 +200,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
                 ));
             }
             if let (Some(given), Some(captured)) = (given, captured) {
+                self.check_taken(layer, place, name, [given, captured])?;
                 self.check_rows((name, given, captured), of_layer, LINEAR_HEADS_FIX)?;
             }
         }
@@ -221,6 +239,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             check_captured((name, of_layer), given, own, WEIGHTS_FIX)?;
         }
         let fix = "bring the channels of the convolution in the `StateShape`";
+        self.check_taken(layer, place, "x", [inputs.x, x])?;
         self.check_rows(("x", inputs.x, x), format_args!("layer {layer} of linear attention"), fix)?;
         copy_rows(stream, std::iter::once(("x", &**inputs.x, &**x)))?;
         leased.note_call(self.replays.launch(self.layers + place.layer, queued))?;

@@ -177,8 +177,8 @@ impl<'a, T: Element> Step<'a, T> {
     /// the first.
     ///
     /// A layer of linear attention gets its [`DeltaTensors`], packed, with the padding of the metadata: its states take
-    /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding. The first one
-    /// plans for all.
+    /// the new tokens, and it returns what these read, `[tokens, Nv, Dv]`, with zeros for the padding in a step without
+    /// graphs. The first one plans for all.
     ///
     /// The output is lent until the next call of this step; a clone of the tensor is the same memory. In a step that is
     /// replayed all layers of a group write the same output, and all of linear attention: queue work that reads it on
@@ -211,8 +211,8 @@ impl<'a, T: Element> Step<'a, T> {
     /// Of replays also [`STEP_CAUSALITY`](crate::rules::STEP_CAUSALITY) for another mask than that of the capture and
     /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for shared keys, for other sinks, for queries over latents in
     /// another form, for a query beside quantised ones, for inputs without latents over a cache that has them, and for
-    /// latents over another; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with a
-    /// tensor of the graph and is not in its own place, or of linear attention for rows that the convolution of another
+    /// latents over another; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with an
+    /// input or the output of the graph and is not in its own place, or of linear attention for rows that the convolution of another
     /// layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs of linear attention
     /// with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are lent for another
     /// layer ([`tensors`](Self::tensors), [`linear_tensors`](Self::linear_tensors));

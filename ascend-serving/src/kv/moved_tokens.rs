@@ -154,7 +154,9 @@ impl<T: Element> PagedKvCache<T> {
             return Err(uncopied(format_args!("tokens that move, and block {block}")).into());
         }
         let computed = self.entry().computed_tokens(sequence.stamp());
-        let first = moves.iter().map(|(_, to)| *to).min().unwrap_or(0);
+        let targets = moves.iter().filter(|(from, to)| from != to).map(|(_, to)| *to);
+        // Without a target the record keeps nothing from beginning.
+        let first = targets.min().unwrap_or(usize::MAX);
         let Some(progress) = StepProgress::begin_moves(self.entry(), sequence.stamp(), first) else {
             return Err(Violation::new(
                 &rules::SEQUENCE_IN_PROGRESS,

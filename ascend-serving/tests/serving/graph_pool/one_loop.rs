@@ -126,6 +126,8 @@ fn tensors_are_filled_for_one_layer_after_another() {
         let output = step.forward(layer, own.inputs()).unwrap().download(&stream).unwrap();
         check(&output, &[7], layer, None, "filled");
         step.tensors(layer).unwrap();
+        // Not taken for the layer ahead.
+        assert_eq!(rule(step.forward(ahead, own.inputs()).map(drop)), &rules::STEP_IN_PLACE);
         let given = tensors(&stream, &[7], ahead);
         let [query, key, value] = &given;
         let output = step.forward(ahead, (query, key, value)).unwrap().download(&stream).unwrap();
