@@ -59,8 +59,8 @@ pub struct Tensor<'a> {
 pub enum Operation {
     /// PagedAttention or SelfAttention.
     Attention {
-        /// The operator's form, and the parameters that ATB checks. The paged form has no mask: `masked`, `triangle` and
-        /// `precise` are then false.
+        /// The operator's form, and the parameters that ATB checks. The paged form has no mask: `masked`, `triangle`
+        /// and `precise` are then false.
         parameters: OperationParameters,
         /// Whether the mask, where there is one, is a square of 128 rows and keys (`MASK_TYPE_NORM_COMPRESS`), not
         /// numbers for rows and keys (`MASK_TYPE_NORM`).

@@ -107,10 +107,10 @@ impl FusedConvSequences {
     ///
     /// # Errors
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for another number of sequences, and as for
-    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with at most as many blocks as the longest list of lines of
-    /// the first ones; [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of them, or a captured
-    /// launch of such a plan, for as long as the plan or the graph is there. Nothing is replaced then.
-    /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
+    /// [`new`](Self::new) or [`in_blocks`](Self::in_blocks), with at most as many blocks as the longest list of lines
+    /// of the first ones; [`Error::Violation`] for what a plan refuses that was made of the sequences or of a clone of
+    /// them, or a captured launch of such a plan, for as long as the plan or the graph is there. Nothing is replaced
+    /// then. [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device; as for
     /// [`Stream::synchronize`]. Where writing itself fails, the sequences are refused by plans, launches and replays
     /// until they are overwritten again. No other thread may queue work meanwhile that reads them.
     pub fn overwrite(&self, stream: &Stream, sequences: &[FusedConvSequence<'_>]) -> Result<()> {

@@ -62,10 +62,10 @@ pub struct FurthestElement {
 /// A record has lengths and blocks, but no numbers: both caches are first filled with the same numbers, so that a step
 /// reads what recorded earlier steps would have written, and get the same queries, keys and values; equal seeds give
 /// equal numbers. The attentions have one group of layers, the same heads and the same number of layers; backends,
-/// formats of the caches may differ. Of the library's backends `named_mask` alone computes named masks. A step that one of them cannot compute is reported with the
-/// reason, and its keys are written nevertheless. What the caches held before is lost, and so are the tokens of
-/// sequences over them. The function waits for the stream after each step: use it to choose
-/// backends and find errors, not while serving.
+/// formats of the caches may differ. Of the library's backends `named_mask` alone computes named masks. A step that one
+/// of them cannot compute is reported with the reason, and its keys are written nevertheless. What the caches held
+/// before is lost, and so are the tokens of sequences over them. The function waits for the stream after each step: use
+/// it to choose backends and find errors, not while serving.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {
@@ -96,11 +96,12 @@ pub struct FurthestElement {
 /// ```
 ///
 /// # Errors
-/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no step, for attentions of other heads or numbers of layers,
-/// without layers, of several groups of layers or with layers of linear attention;
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no step, for attentions of other heads or numbers of
+/// layers, without layers, of several groups of layers or with layers of linear attention;
 /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for a step that was recorded over other blocks;
-/// [`Violation`](crate::Violation) for a record that is no valid batch. Nothing is overwritten then. As for [`CacheWrite::plan`],
-/// [`Attention::begin`] and [`Step::forward`](crate::Step::forward), except for a step that no backend serves.
+/// [`Violation`](crate::Violation) for a record that is no valid batch. Nothing is overwritten then. As for
+/// [`CacheWrite::plan`], [`Attention::begin`] and [`Step::forward`](crate::Step::forward), except for a step that no
+/// backend serves.
 pub fn compare_backends<T: Number>(
     stream: &Stream,
     attentions: [&mut Attention<T>; 2],

@@ -21,9 +21,9 @@ impl<'a, T: Element> Step<'a, T> {
     /// group can be queued, nor its tensors taken. Inputs in tensors that were not taken for their layer are refused.
     ///
     /// # Errors
-    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs, and while the tensors are lent for
-    /// another layer that is not queued; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not exist,
-    /// [`STEP_KIND`](crate::rules::STEP_KIND) for one of linear attention.
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs, and while the tensors are
+    /// lent for another layer that is not queued; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that
+    /// does not exist, [`STEP_KIND`](crate::rules::STEP_KIND) for one of linear attention.
     pub fn tensors(&mut self, layer: usize) -> Result<&'a GraphTensors<T>> {
         let (replayed, place, queued) = self.lender(layer, false, format_args!("tensors of layer {layer}"))?;
         replayed.lend(layer, place, queued)?;

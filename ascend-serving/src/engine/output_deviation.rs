@@ -88,8 +88,8 @@ impl OutputDeviation {
         self.sum / (self.elements - self.not_finite).max(1) as f64
     }
 
-    /// The root of the sum of squared differences, relative to that of the reference; infinite where elements differ from
-    /// a reference of zeros.
+    /// The root of the sum of squared differences, relative to that of the reference; infinite where elements differ
+    /// from a reference of zeros.
     pub fn relative(&self) -> f64 {
         match self.squares {
             0.0 => 0.0,

@@ -212,10 +212,10 @@ impl<'a, T: Element> Step<'a, T> {
     /// [`GRAPH_INPUTS`](crate::rules::GRAPH_INPUTS) for shared keys, for other sinks, for queries over latents in
     /// another form, for a query beside quantised ones, for inputs without latents over a cache that has them, and for
     /// latents over another; [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares memory with an
-    /// input or the output of the graph and is not in its own place, or of linear attention for rows that the convolution of another
-    /// layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs of linear attention
-    /// with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are lent for another
-    /// layer ([`tensors`](Self::tensors), [`linear_tensors`](Self::linear_tensors));
+    /// input or the output of the graph and is not in its own place, or of linear attention for rows that the
+    /// convolution of another layer has overwritten; [`STEP_CONTIGUOUS`](crate::rules::STEP_CONTIGUOUS) also for inputs
+    /// of linear attention with gaps; [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the tensors of the group are
+    /// lent for another layer ([`tensors`](Self::tensors), [`linear_tensors`](Self::linear_tensors));
     /// [`STATE_TORN`](crate::rules::STATE_TORN) once a launch of linear attention has failed; as for
     /// [`GraphStep::launch`](crate::GraphStep::launch).
     ///

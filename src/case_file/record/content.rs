@@ -63,8 +63,8 @@ impl Content<'_> {
         }
     }
 
-    /// Returns the call as a case, which `finish` completes. `room` is the most bytes of data, or the reason why none can
-    /// be copied: with such a reason, or where no case can hold the call, it is recorded without data.
+    /// Returns the call as a case, which `finish` completes. `room` is the most bytes of data, or the reason why none
+    /// can be copied: with such a reason, or where no case can hold the call, it is recorded without data.
     pub(super) fn recorded(
         &self,
         room: Result<u64, String>,

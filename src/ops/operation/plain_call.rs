@@ -35,8 +35,8 @@ pub trait PlainCall: Sealed {
     #[doc(hidden)]
     const OUTPUTS: &'static [Self::Parameter];
 
-    /// Returns the tensors of a launch without its outputs. Those that the call also writes, such as a cache, come before
-    /// those that it only reads.
+    /// Returns the tensors of a launch without its outputs. Those that the call also writes, such as a cache, come
+    /// before those that it only reads.
     #[doc(hidden)]
     fn tensors<'t, 'i: 't, T: Element>(
         kept: &'t Self::Kept,
