@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ascend_attention::case::CaseTensor;
 use ascend_attention::{Number, Stream, Tensor};
 
-use crate::backends::AttentionShape;
+use crate::backends::{AttentionShape, check_deterministic};
 use crate::batch::{AttentionMetadata, AttentionState, RecordedBatch};
 use crate::error::{Error, Result};
 use crate::kv::{CacheShape, CacheWrite, PagedKvCache};
@@ -139,9 +139,12 @@ pub fn compare_backends<T: Number>(
         Ok(metadata)
     };
     let steps = steps.iter().map(metadata).collect::<Result<Vec<_>>>()?;
-    for attention in [&mut *first, &mut *second] {
-        let cache = attention.cache_mut();
-        steps.iter().try_for_each(|metadata| metadata.check_pool(cache.pool()))?;
+    // What `begin` would refuse of a step is refused before the caches are overwritten.
+    for attention in [&*first, &*second] {
+        check_deterministic(attention.deterministic, stream.device())?;
+        for (group, metadata) in attention.groups.iter().flat_map(|group| steps.iter().map(move |step| (group, step))) {
+            group.admits(stream, metadata)?;
+        }
     }
     for attention in [&mut *first, &mut *second] {
         let cache = attention.cache_mut();

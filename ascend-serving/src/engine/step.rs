@@ -115,7 +115,7 @@ impl<T: Element> Attention<T> {
 
 impl<T: Element> LayerGroup<T> {
     /// Refuses a stream, heads or metadata that do not fit the layers and their cache.
-    fn admits(&self, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
+    pub(super) fn admits(&self, stream: &Stream, metadata: &AttentionMetadata) -> Result<()> {
         self.check(stream)?;
         metadata.check_requests()?;
         metadata.check_pool(self.cache.pool())?;
