@@ -14,11 +14,4 @@ fn collected(
     Ok(first.download(stream)?)
 }
 
-fn looked_up(stream: &Stream, step: &mut Step<'_, bf16>) -> Result<Vec<bf16>, Error> {
-    let first = step.tensors(0)?;
-    step.launch(0)?;
-    step.launch(1)?;
-    Ok(first.output.download(stream)?)
-}
-
 fn main() {}

@@ -64,7 +64,7 @@ pub struct LinearGraphTensors<T: Element> {
     pub g: Option<Tensor<f32>>,
     /// The logarithm of the decay of each column, `[rows, Nv, Dk]`, where the layers have it.
     pub gk: Option<Tensor<f32>>,
-    /// What is read from the states, `[rows, Nv, Dv]`.
+    /// What is read from the states, `[rows, Nv, Dv]`. The next layer overwrites it.
     pub output: Tensor<T>,
 }
 

@@ -32,7 +32,7 @@ pub struct GraphTensors<T: Element> {
     pub key: Tensor<T>,
     /// Values of the step.
     pub value: Tensor<T>,
-    /// The attention, `[rows, N, Dv]`; over latents `[N, rows, 512]`.
+    /// The attention, `[rows, N, Dv]`; over latents `[N, rows, 512]`. The next layer of the group overwrites it.
     pub output: Tensor<T>,
 }
 
