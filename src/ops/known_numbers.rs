@@ -218,8 +218,7 @@ fn for_plans(mut why: Error) -> Error {
 /// A number that INT32 holds.
 pub(crate) fn number(name: &'static str, number: usize) -> Result<i64> {
     let held = i32::try_from(number).map_err(|_| {
-        Error::invalid(name, number, format_args!("0 to {}", i32::MAX))
-            .fix("use the numbers that the cache gave its blocks, and lengths that INT32 counts")
+        Error::invalid(name, number, format_args!("0 to {}", i32::MAX)).fix("give numbers that INT32 counts")
     });
     held.map(i64::from)
 }
