@@ -61,7 +61,7 @@ pub struct FurthestElement {
 ///
 /// A record has lengths and blocks, but no numbers: both caches are first filled with the same numbers, so that a step
 /// reads what recorded earlier steps would have written, and get the same queries, keys and values; equal seeds give
-/// equal numbers. The attentions have one group of layers, the same heads and the same number of layers; backends,
+/// equal numbers. The attentions have one group of layers, the same heads and the same number of layers; backends and
 /// formats of the caches may differ. Of the library's backends `named_mask` alone computes named masks. A step that one
 /// of them cannot compute is reported with the reason, and its keys are written nevertheless. What the caches held
 /// before is lost, and so are the tokens of sequences over them. The function waits for the stream after each step: use
@@ -142,8 +142,8 @@ pub fn compare_backends<T: Number>(
     // What `begin` would refuse of a step is refused before the caches are overwritten.
     for attention in [&*first, &*second] {
         check_deterministic(attention.deterministic, stream.device())?;
-        for (group, metadata) in attention.groups.iter().flat_map(|group| steps.iter().map(move |step| (group, step))) {
-            group.admits(stream, metadata)?;
+        for group in &attention.groups {
+            steps.iter().try_for_each(|metadata| group.admits(stream, metadata))?;
         }
     }
     for attention in [&mut *first, &mut *second] {

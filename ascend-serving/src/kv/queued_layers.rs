@@ -65,9 +65,9 @@ impl QueuedLayers {
     /// Refuses a layer that is queued already, and every layer once tokens are lost.
     pub(crate) fn check_not_repeated(&self, layer: usize) -> Result<(), Violation> {
         self.check_whole(layer)?;
-        match self.queued.get(layer) {
-            Some(true) => Err(self.repeated(layer)),
-            _ => Ok(()),
+        match self.is_queued(layer) {
+            true => Err(self.repeated(layer)),
+            false => Ok(()),
         }
     }
 

@@ -11,12 +11,12 @@ const PAD: PadPolicy = PadPolicy::SkipNegative;
 
 #[test]
 fn divisions_that_cannot_be_are_refused() {
-    let of = |ranks, run, block_size| ContextParallel::new(ranks, run, block_size).map_err(|refused| refused.rule);
-    assert_eq!(of(0, 1, 128), Err(&rules::RANKS_INTERLEAVE));
-    assert_eq!(of(2, 0, 128), Err(&rules::RANKS_INTERLEAVE));
-    assert_eq!(of(16, 1, 128), Err(&rules::RANKS_PARTS));
-    assert_eq!(of(2, 3, 128), Err(&rules::RANKS_INTERLEAVE));
-    let parallel = of(15, 16, 128).unwrap();
+    let divided = |ranks, run, block_size| ContextParallel::new(ranks, run, block_size).map_err(|refused| refused.rule);
+    assert_eq!(divided(0, 1, 128), Err(&rules::RANKS_INTERLEAVE));
+    assert_eq!(divided(2, 0, 128), Err(&rules::RANKS_INTERLEAVE));
+    assert_eq!(divided(16, 1, 128), Err(&rules::RANKS_PARTS));
+    assert_eq!(divided(2, 3, 128), Err(&rules::RANKS_INTERLEAVE));
+    let parallel = divided(15, 16, 128).unwrap();
     assert_eq!(parallel.pool_block_size(), 1920);
     let request = BatchRequest::in_row(&[0], 5, 1);
     let rule = |request| parallel.split(&[request], PAD).unwrap_err().rule;

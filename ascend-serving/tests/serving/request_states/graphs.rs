@@ -429,13 +429,13 @@ fn graphs_that_cannot_be_captured_are_refused_by_name() {
         Error::Violation(violation) => violation.rule.id,
         other => panic!("{other}"),
     };
-    let of = |weights: [(Tensor<bf16>, Option<Tensor<bf16>>); 2]| plain().convolutions(weights);
+    let with_weights = |weights: [(Tensor<bf16>, Option<Tensor<bf16>>); 2]| plain().convolutions(weights);
     let narrow = (weights[0].narrow(0, 0..3).unwrap(), None);
-    refused(&of([(weights[2].clone(), None), narrow]), &rules::GRAPH_INPUTS);
+    refused(&with_weights([(weights[2].clone(), None), narrow]), &rules::GRAPH_INPUTS);
     let transposed = weights[0].reshape([CONVOLUTION.channels, CONVOLUTION.width]).unwrap();
-    refused(&of([(weights[2].clone(), None), (transposed, None)]), &rules::GRAPH_INPUTS);
+    refused(&with_weights([(weights[2].clone(), None), (transposed, None)]), &rules::GRAPH_INPUTS);
     let bias = stream.upload(&[bf16::ONE; CONVOLUTION.channels], [CONVOLUTION.channels]).unwrap();
-    let one_bias = of([(weights[2].clone(), Some(bias)), (weights[0].clone(), None)]);
+    let one_bias = with_weights([(weights[2].clone(), Some(bias)), (weights[0].clone(), None)]);
     refused(&one_bias, &rules::GRAPH_INPUTS);
     refused(&limits(&weights, 1).tokens_each(0), &rules::GRAPH_SIZE);
     let large = GraphLimits::new([SLOTS + 1], 64).convolutions(linear(&weights));
