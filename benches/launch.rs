@@ -33,7 +33,15 @@ unsafe extern "C" fn nothing(_: *mut c_void, _: u64, _: *mut aclOpExecutor, _: a
 fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
-        let functions = Functions { aclnnFusedInferAttentionScore: Some(nothing), ..ascend_emu::functions() };
+        // A plan takes the version that the release recommends.
+        let functions = Functions {
+            aclnnFusedInferAttentionScore: Some(nothing),
+            aclnnFusedInferAttentionScoreV2: Some(nothing),
+            aclnnFusedInferAttentionScoreV3: Some(nothing),
+            aclnnFusedInferAttentionScoreV4: Some(nothing),
+            aclnnFusedInferAttentionScoreV5: Some(nothing),
+            ..ascend_emu::functions()
+        };
         let api = Arc::new(Api::from_functions(functions, "emulation without phase two"));
         // SAFETY: all functions are the emulation's but one, which queues nothing and reads nothing.
         unsafe { Runtime::from_api(api) }.unwrap()
