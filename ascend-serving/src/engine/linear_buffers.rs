@@ -50,8 +50,9 @@ impl<T: Element> CapturedLinear<T> {
 pub struct LinearGraphTensors<T: Element> {
     /// What the convolution in front reads, `[rows, channels]`; `None` where the pool has none.
     pub x: Option<Tensor<T>>,
-    /// What the convolution in front writes, `[rows, channels]`; `None` where the pool has none.
-    pub y: Option<Tensor<T>>,
+    /// What the convolution in front writes, `[rows, channels]`; `None` where the pool has none. The next convolution
+    /// overwrites it, so that [`Step::convolve`](crate::Step::convolve) alone lends it.
+    pub(crate) y: Option<Tensor<T>>,
     /// Queries, `[rows, Nk, Dk]`.
     pub query: Tensor<T>,
     /// Keys, `[rows, Nk, Dk]`.
@@ -64,8 +65,9 @@ pub struct LinearGraphTensors<T: Element> {
     pub g: Option<Tensor<f32>>,
     /// The logarithm of the decay of each column, `[rows, Nv, Dk]`, where the layers have it.
     pub gk: Option<Tensor<f32>>,
-    /// What is read from the states, `[rows, Nv, Dv]`. The next layer overwrites it.
-    pub output: Tensor<T>,
+    /// What is read from the states, `[rows, Nv, Dv]`. The next layer overwrites it, so that
+    /// [`Step::forward`](crate::Step::forward) alone lends it.
+    pub(crate) output: Tensor<T>,
 }
 
 impl<T: Element> LinearGraphTensors<T> {

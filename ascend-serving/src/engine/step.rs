@@ -169,6 +169,11 @@ impl<'a, T: Element> Step<'a, T> {
         self.tokens
     }
 
+    /// Whether the step is replayed from graphs, so that its layers lend the [tensors](Self::tensors) of their graphs.
+    pub fn is_replayed(&self) -> bool {
+        matches!(self.calls, StepCalls::Replayed(_))
+    }
+
     /// Queues one layer, numbered as the model does: writes its keys and values to the step's slots, unless it
     /// [shares](LayerInputs::shared_keys) those of another layer, then attends. Returns at once. The first layer of a
     /// group with a mask and scale plans for all its layers with both, and the first one that shares keys for the

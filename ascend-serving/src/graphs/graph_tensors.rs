@@ -32,8 +32,9 @@ pub struct GraphTensors<T: Element> {
     pub key: Tensor<T>,
     /// Values of the step.
     pub value: Tensor<T>,
-    /// The attention, `[rows, N, Dv]`; over latents `[N, rows, 512]`. The next layer of the group overwrites it.
-    pub output: Tensor<T>,
+    /// The attention, `[rows, N, Dv]`; over latents `[N, rows, 512]`. The next layer of the group overwrites it, so that
+    /// [`Step::forward`](crate::Step::forward) alone lends it.
+    pub(crate) output: Tensor<T>,
 }
 
 impl<T: Element> GraphTensors<T> {

@@ -362,27 +362,27 @@ fn captured_layers_of_linear_attention_bring_what_was_captured() {
     is(step.forward(LAYERS, rows.tensors(&value)).map(drop), &rules::ARGUMENT_VALUE);
     let mut narrow = zeros(&[1, SHAPE.value_heads, SHAPE.value_dim - 1]);
     is(step.forward_into(layer, rows.tensors(&value), &mut narrow), &rules::PLAN_TENSORS);
-    let mut of_graph = own.output.clone();
-    is(step.forward_into(layer, rows.tensors(&value), &mut of_graph), &rules::ARGUMENT_MEMORY);
+    let shape = [step.tokens(), SHAPE.value_heads, SHAPE.value_dim];
     // The windows of the other layer.
     let windows = attention.states().unwrap().windows(1).unwrap();
-    let of_states = windows.reshape([windows.len()]).unwrap().narrow(0, 0..of_graph.len()).unwrap();
-    let mut of_states = of_states.reshape(of_graph.shape()).unwrap().typed().unwrap();
+    let of_states = windows.reshape([windows.len()]).unwrap().narrow(0, 0..shape.iter().product()).unwrap();
+    let mut of_states = of_states.reshape(shape).unwrap().typed().unwrap();
     is(step.forward_into(layer, rows.tensors(&value), &mut of_states), &rules::ARGUMENT_MEMORY);
-    step.forward(layer, rows.tensors(&value)).unwrap();
+    let mut of_graph = step.forward(layer, rows.tensors(&value)).unwrap().clone();
     is(step.forward(layer, rows.tensors(&value)).map(drop), &rules::STEP_LAYER_REPEATED);
     is(step.convolve(layer, (&rows.mixed, &weights[layer])).map(drop), &rules::STEP_LAYER_REPEATED);
     // The tensors of the graph, filled in place.
     let tensors = step.linear_tensors(other).unwrap();
-    let [x, y] = [&tensors.x, &tensors.y].map(|rows| rows.clone().unwrap());
+    let x = tensors.x.as_ref().unwrap();
     let own = tensors.value.clone();
     let rows = Rows::new(&stream, &[4], 0, other);
     x.narrow(0, 0..1).unwrap().copy_from(&stream, &rows.mixed).unwrap();
-    step.convolve(other, (&x, &weights[other])).unwrap();
+    let y = step.convolve(other, (x, &weights[other])).unwrap();
     let values = y.narrow(1, 0..VALUES).unwrap().contiguous(&stream).unwrap();
     own.copy_from(&stream, &values.reshape(own.shape()).unwrap()).unwrap();
     let own = own.narrow(0, 0..1).unwrap();
-    let mut output = Tensor::empty(stream.device(), of_graph.shape()).unwrap();
+    is(step.forward_into(other, rows.tensors(&own), &mut of_graph), &rules::ARGUMENT_MEMORY);
+    let mut output = Tensor::empty(stream.device(), shape).unwrap();
     step.forward_into(other, rows.tensors(&own), &mut output).unwrap();
     let got = output.download(&stream).unwrap();
     let want = reference(&[1, 2, 3, 4], other).pop().unwrap();
