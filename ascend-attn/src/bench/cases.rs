@@ -1,9 +1,10 @@
 //! The cases of the benchmark: attention calls by name, described, checked by the contract and filled with numbers.
 
 use crate::random::Random;
+use ascend_attention::spec::attention_problem::SoftmaxOutputs;
 use ascend_attention::spec::attention_problem::{AttentionProblem, TensorRole};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
-use ascend_attention::spec::ops::flash_attention_score::{self, FlashAttentionCall, SoftmaxOrder};
+use ascend_attention::spec::ops::flash_attention_score::{self, FlashAttentionCall};
 use ascend_attention::spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter, Version};
 use ascend_attention::spec::{DType, Extents, Layout, MaskGeometry, Soc, SparseMode, Target, TensorDesc, Violation};
 use ascend_attention::{bf16, f16};
@@ -190,7 +191,7 @@ impl Case {
             tensors: Vec::new(),
             softmax: [(); 2].map(|()| match self.training {
                 true => {
-                    vec![0.0; (self.batch * self.heads * self.rows) as usize * SoftmaxOrder::COPIES]
+                    vec![0.0; (self.batch * self.heads * self.rows) as usize * SoftmaxOutputs::COPIES]
                 }
                 false => Vec::new(),
             }),
@@ -212,7 +213,7 @@ impl Prepared {
 
     /// This call as a call of FlashAttentionScore, which takes `FLOAT`.
     fn training_call<'a>(&self, call: &FiaCall<'_>) -> Result<FlashAttentionCall<'a>, String> {
-        let rows = [self.case.batch, self.case.heads, self.case.rows, SoftmaxOrder::COPIES as i64];
+        let rows = [self.case.batch, self.case.heads, self.case.rows, SoftmaxOutputs::COPIES as i64];
         let softmax = TensorDesc::contiguous(DType::Float, &rows).ok_or("no softmax outputs")?;
         let held = |desc: Option<TensorDesc>| {
             let dtype = self.held;

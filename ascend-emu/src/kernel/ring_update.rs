@@ -7,7 +7,8 @@
 
 use super::element_view::ElementView;
 use super::merge::Number;
-use ascend_spec::ops::flash_attention_score::{Sequence, SoftmaxOrder};
+use ascend_spec::attention_problem::SoftmaxOutputs;
+use ascend_spec::ops::flash_attention_score::Sequence;
 use ascend_spec::ops::ring_attention_update::{Part, RingUpdateProblem, admits, merge};
 use ascend_spec::{DType, Violation};
 use half::{bf16, f16};
@@ -149,7 +150,7 @@ unsafe fn one<T: Number>(problem: &RingUpdateProblem, buffers: &Buffers, row: Ro
     let (prev, cur) = unsafe { parts(problem, buffers, row) };
     let merged = merge(prev, cur);
     let softmax = row.softmax(problem);
-    for copy in softmax..softmax + SoftmaxOrder::COPIES {
+    for copy in softmax..softmax + SoftmaxOutputs::COPIES {
         for (to, number) in [(&buffers.out.max, merged.part.max), (&buffers.out.sum, merged.part.sum)] {
             // SAFETY: the row is one of the problem's, whose softmax tensors have all copies of its number.
             unsafe { to.at::<f32>(copy).write_unaligned(number) };

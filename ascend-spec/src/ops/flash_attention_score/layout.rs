@@ -1,6 +1,6 @@
 //! `inputLayout`: the order of the axes of query, key, value and output.
 
-use super::SoftmaxOrder;
+use crate::attention_problem::SoftmaxOutputs;
 use crate::layout::View;
 use crate::{Dims, TensorDesc};
 use std::fmt;
@@ -106,7 +106,7 @@ impl InputLayout {
     /// with packed sequences `[T, N, 8]`.
     pub fn softmax_shape(self, query: Dims, heads: i64) -> Dims {
         let size = |axis: usize| query.get(axis).copied().unwrap_or(0);
-        let (rows, copies) = (size(self.row_axis()), SoftmaxOrder::COPIES as i64);
+        let (rows, copies) = (size(self.row_axis()), SoftmaxOutputs::COPIES as i64);
         match self.batch_axis() {
             Some(batch) => Dims::of([size(batch), heads, rows, copies]),
             None => Dims::of([rows, heads, copies]),

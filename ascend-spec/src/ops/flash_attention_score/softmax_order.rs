@@ -4,7 +4,7 @@ use super::Sequence;
 use crate::View;
 use crate::attention_problem::SoftmaxOutputs;
 
-/// The order of `softmaxMax` and `softmaxSum` in memory. Each row has [`SoftmaxOrder::COPIES`] equal, contiguous
+/// The order of `softmaxMax` and `softmaxSum` in memory. Each row has [`SoftmaxOutputs::COPIES`] equal, contiguous
 /// numbers.
 ///
 /// Source: FlashAttentionScore, softmaxMaxOut and softmaxOutLayout; the order of packed rows is that of the
@@ -20,9 +20,6 @@ pub enum SoftmaxOrder {
 }
 
 impl SoftmaxOrder {
-    /// Number of equal numbers for a row.
-    pub const COPIES: usize = SoftmaxOutputs::COPIES;
-
     /// The axes, in words.
     pub const fn name(self) -> &'static str {
         match self {
@@ -50,8 +47,8 @@ impl SoftmaxOrder {
             SoftmaxOrder::Batches | SoftmaxOrder::SequenceBlocks => (q_len, 1),
             SoftmaxOrder::SameAsInput => (1, heads),
         };
-        let [offset, head, row] =
-            [first.saturating_mul(heads), head, row].map(|numbers| numbers.saturating_mul(Self::COPIES as i64));
+        let [offset, head, row] = [first.saturating_mul(heads), head, row]
+            .map(|numbers| numbers.saturating_mul(SoftmaxOutputs::COPIES as i64));
         View { offset, batch: 0, head, row, dim: 1 }
     }
 }

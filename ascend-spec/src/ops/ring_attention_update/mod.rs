@@ -10,6 +10,7 @@ pub mod rules;
 pub use merge::{Merged, Part, admits, admits_keyless, merge};
 
 use crate::Cann::{V8_1, V9_0};
+use crate::attention_problem::SoftmaxOutputs;
 use crate::contract::{CallContract, checked_for, contents_checked_for, described_by};
 use crate::operator::{OperatorVersion, versions};
 use crate::ops::flash_attention_score::{InputLayout, Sequence, SoftmaxOrder};
@@ -113,8 +114,8 @@ impl RingUpdateProblem {
                 (PrevAttnOut | CurAttnOut | AttnOut, false) => {
                     desc.walked([rows, self.batch, heads.saturating_mul(dim)])
                 }
-                (_, true) => desc.walked([rows, heads, SoftmaxOrder::COPIES]),
-                (_, false) => desc.walked([self.batch, heads, rows, SoftmaxOrder::COPIES]),
+                (_, true) => desc.walked([rows, heads, SoftmaxOutputs::COPIES]),
+                (_, false) => desc.walked([self.batch, heads, rows, SoftmaxOutputs::COPIES]),
             };
             visit(argument.parameter, touched);
         }

@@ -1,6 +1,7 @@
 //! The rules of RingAttentionUpdate.
 
 use super::{RingUpdateCall, RingUpdateProblem, Version};
+use crate::attention_problem::SoftmaxOutputs;
 use crate::dtype::Names;
 use crate::ops::flash_attention_score::{InputLayout, SoftmaxOrder};
 use crate::rule::{require, rules};
@@ -274,7 +275,7 @@ fn layout(name: Option<&str>, prev: &Triple<'_>, cur: &Triple<'_>) -> Result<Inp
             ));
         }
     };
-    let copies = SoftmaxOrder::COPIES as i64;
+    let copies = SoftmaxOutputs::COPIES as i64;
     require!(
         parts.iter().all(|desc| desc.shape.last() == Some(&copies)),
         COPIES,
@@ -293,7 +294,7 @@ fn dense(prev: &Triple<'_>, cur: &Triple<'_>) -> Result<RingUpdateProblem, Viola
     let (&[rows, batch, hidden], &[b, heads, s, _]) = (&prev.attn.shape[..], &prev.max.shape[..]) else {
         return Err(no_shapes(prev, "[S, B, H] with [B, N, S, 8]"));
     };
-    let softmax = Dims::of([batch, heads, rows, SoftmaxOrder::COPIES as i64]);
+    let softmax = Dims::of([batch, heads, rows, SoftmaxOutputs::COPIES as i64]);
     let same = |part: &Triple<'_>| {
         part.attn.shape == prev.attn.shape && part.max.shape == softmax && part.sum.shape == softmax
     };
@@ -332,7 +333,7 @@ fn computed(prev: &Triple<'_>, cur: &Triple<'_>, problem: &RingUpdateProblem) ->
     let &[rows, heads, _] = &prev.attn.shape[..] else {
         return Ok(());
     };
-    let softmax = Dims::of([rows, heads, SoftmaxOrder::COPIES as i64]);
+    let softmax = Dims::of([rows, heads, SoftmaxOutputs::COPIES as i64]);
     let parts = [prev.max, prev.sum, cur.max, cur.sum];
     let same = cur.attn.shape == prev.attn.shape && parts.iter().all(|desc| desc.shape == softmax);
     match same {
