@@ -70,10 +70,17 @@ pub(crate) trait CallContract: DescribedOperator {
     }
 
     /// Of the versions from number `at_least` on that compute with every given argument and that the product has in
-    /// the release, the oldest that is not deprecated; the newest version where there is none.
+    /// the release, the oldest that is not deprecated. Where there is none, a version that the check refuses: the
+    /// oldest that computes with them elsewhere, or the newest one.
     fn chosen_on(arguments: &Self::Arguments, at_least: u8, target: Target) -> Option<Self::Version> {
-        let able = |version: &Self::Version| version.info().number() >= at_least && Self::computes(arguments, *version);
-        Self::Version::preferred_on(target).find(able).or_else(|| Self::Version::ALL.last().copied())
+        // Two operators may have their versions in one list.
+        let own = |version: &Self::Version| Self::version(version.info().number()) == Some(*version);
+        let able = |version: &Self::Version| {
+            own(version) && version.info().number() >= at_least && Self::computes(arguments, *version)
+        };
+        let mut all = Self::Version::ALL.iter().copied();
+        let elsewhere = || all.clone().find(able).or_else(|| all.rfind(own));
+        Self::Version::preferred_on(target).find(able).or_else(elsewhere)
     }
 
     /// Checks the contents of tensors that the operator reads as indices; `integers` returns the contents of an

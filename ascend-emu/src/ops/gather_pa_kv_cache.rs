@@ -10,7 +10,7 @@ use ascend_spec::ops::scatter_pa_kv_cache::Pieces;
 use ascend_spec::{TensorDesc, gather_pa_kv_cache_arguments};
 use std::ptr;
 
-checked_call! { GatherOperator: GatherProblem, target.soc }
+checked_call! { GatherOperator: GatherProblem, target }
 
 impl GatherOperator {
     /// Reports a source that is not in the cache; in strict mode that is a device fault.

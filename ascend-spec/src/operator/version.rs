@@ -157,7 +157,7 @@ impl fmt::Display for OperatorVersion {
 }
 
 /// The versions of one operator.
-pub trait DeclaredVersion: Copy + Send + Sync + 'static {
+pub trait DeclaredVersion: Copy + PartialEq + Send + Sync + 'static {
     /// Every version, oldest first.
     const ALL: &'static [Self];
 

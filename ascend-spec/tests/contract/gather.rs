@@ -2,10 +2,12 @@
 
 use crate::described::{half, numbers, of};
 use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, GatherProblem, Source, rules};
-use ascend_spec::{DType, Dims, Format, Soc, TensorDesc};
+use ascend_spec::{Cann, DType, Dims, Format, Soc, Target, TensorDesc};
 use std::collections::BTreeSet;
 
 type Call = GatherCall<'static>;
+
+const TARGET: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
 
 /// Two sequences of together 9 tokens, two heads of 16, in blocks of 4.
 fn norm() -> Call {
@@ -33,7 +35,7 @@ fn nz() -> Call {
 }
 
 fn accepted(call: &Call) -> GatherProblem {
-    call.check(Soc::AtlasA2).unwrap()
+    call.check(TARGET).unwrap()
 }
 
 #[test]
@@ -64,7 +66,7 @@ fn every_gather_rule_refuses_a_call() {
     ];
     let mut broken = BTreeSet::new();
     for (id, status, call) in calls {
-        match call.check(Soc::AtlasA2) {
+        match call.check(TARGET) {
             Err(violation) => {
                 assert_eq!(violation.rule.id, id, "{violation}");
                 assert_eq!(violation.rule.status, status, "{violation}");
@@ -74,8 +76,9 @@ fn every_gather_rule_refuses_a_call() {
         }
         broken.insert(id);
     }
-    for soc in [Soc::AtlasInference, Soc::AtlasTraining, Soc::Atlas200I500A2] {
-        let refusal = base.check(soc).unwrap_err();
+    let without = [Soc::AtlasInference, Soc::AtlasTraining, Soc::Atlas200I500A2].map(|soc| (soc, Cann::V9_1));
+    for (soc, cann) in without.into_iter().chain([(Soc::AtlasA2, Cann::V8_1)]) {
+        let refusal = base.check(Target::new(soc, cann)).unwrap_err();
         assert_eq!(refusal.status(), 561_003);
         assert!(refusal.to_string().contains("gather.product"), "{refusal}");
         broken.insert("gather.product");
@@ -85,12 +88,12 @@ fn every_gather_rule_refuses_a_call() {
     let long = Call { key_cache: half(&[6, 4, 128, 600]), key: half(&[9, 128, 600]), ..base };
     for (id, call) in [("gather.unit", cut), ("gather.token_bytes", long)] {
         accepted(&call);
-        let violation = call.lint(Soc::AtlasA2, &[]).unwrap_err();
+        let violation = call.lint(TARGET, &[]).unwrap_err();
         assert_eq!(violation.rule.id, id);
-        assert_eq!(call.lint(Soc::AtlasA2, &[id]), Ok(()));
+        assert_eq!(call.lint(TARGET, &[id]), Ok(()));
         broken.insert(id);
     }
-    assert_eq!(base.lint(Soc::AtlasA2, &[]), Ok(()));
+    assert_eq!(base.lint(TARGET, &[]), Ok(()));
 
     // What the numbers name is not known before the launch.
     assert!(rules::BLOCK.overruns);
@@ -130,7 +133,7 @@ fn numbers_that_lead_out_of_the_caches_name_no_row() {
 #[test]
 fn offsets_count_columns_of_the_nz_order_and_tokens_of_the_other() {
     let first_block = |call: &Call, soc: Soc, offset: i64| {
-        let problem = call.check(soc).unwrap();
+        let problem = call.check(Target::new(soc, Cann::V9_1)).unwrap();
         let mut first = None;
         problem.sources(&[3, 4, 5], &[1], &[offset], &mut |source| {
             first.get_or_insert(source);

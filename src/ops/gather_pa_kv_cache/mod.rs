@@ -117,9 +117,9 @@ impl GatherPaKvCache {
         };
         call.describe(&tensors);
         GatherPlan::of_call((&call, Version::V1), key_cache, &tensors, || {
-            let soc = context.soc()?;
-            let problem = call.check(soc)?;
-            call.lint(soc, &self.allowed.ids(lints_of::<Version>)?)?;
+            let target = context.target()?;
+            let problem = call.check(target)?;
+            call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
             sequences.fits(&problem)?;
             if call.key.is_none() || call.value.is_none() {
                 return Err(Error::invalid("sequences", "no rows", "rows that memory can hold")

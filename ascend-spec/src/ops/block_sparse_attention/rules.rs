@@ -75,7 +75,7 @@ rules! {
         "give the rows and the keys of a block, and choose blocks of such a size";
     HEAD_DIM = "block_sparse.head_dim", TILING_ERROR, V1, "BlockSparseAttention tiling, head dimension",
         "queries and keys have both 64 or both 128 elements",
-        "fill heads up with zeros to such a size";
+        "fill heads up with zeros to such a size; larger ones need other attention";
     HEADS = "block_sparse.heads", TILING_ERROR, V1, "BlockSparseAttention tiling, numKeyValueHeads",
         "there are key heads, and from 9.2 on the query heads are a multiple of them",
         "give each key head the same number of query heads";
@@ -99,7 +99,7 @@ rules! {
     WORK = "block_sparse.work", TILING_ERROR, V1, "BlockSparseAttention tiling, tasks"
         in Scope::A2_A3.since(V9_0),
         "on Atlas A2 and A3 some sequence has query rows, and there are at least as many query heads as key heads",
-        "leave the call out where there is nothing to compute";
+        "leave the call out where there is nothing to compute, and give it no more key heads than query heads";
     VALUE_ROWS = "block_sparse.value_rows", Overrun("as many values are read as there are keys"), V1,
         "BlockSparseAttention kernel, value",
         "value has the rows of key, which the operator does not compare",

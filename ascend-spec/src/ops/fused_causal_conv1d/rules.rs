@@ -43,7 +43,7 @@ rules! {
         "pad the channels of rows, weights and lines, or divide them over calls";
     WIDTH = "fused_conv.width", TILING_ERROR, V1, "FusedCausalConv1d tiling, weight",
         "a window has 3 rows",
-        "pass weights [3, channels], transposed from a model's [channels, 3]; zero-pad those of 2 rows in front, and use \
+        "pass weights [3, channels], transposed from a model's [channels, 3]; zero-pad those of 2 rows in front, and for 4 rows use \
          CausalConv1d of vLLM-Ascend's package for wider windows";
     SHAPE = "fused_conv.shape", TILING_ERROR, V1, "FusedCausalConv1d tiling, shapes",
         "weight, bias, convStates and y have the channels of x, y its shape, and the tensors of numbers the sequences \

@@ -47,7 +47,7 @@ versions! {
 described_by! { GatherPaKvCache, rules::RULES }
 
 impl CallContract for GatherPaKvCache {
-    checked_for! { target.soc }
+    checked_for! { target }
 
     fn imply_outputs(arguments: &mut Self::Arguments, expected: &dyn Fn(&str) -> Option<Dims>) {
         let rows = |cache: Option<TensorDesc>, name: &str| {
@@ -58,7 +58,7 @@ impl CallContract for GatherPaKvCache {
         arguments.value = arguments.value.or_else(|| rows(arguments.value_cache, "value"));
     }
 
-    contents_checked_for! { target.soc, |_, problem, integers| {
+    contents_checked_for! { target, |_, problem, integers| {
         let parameters = [Parameter::BlockTables, Parameter::SeqLens, Parameter::SeqOffset];
         let [table, lengths, offsets] = parameters.map(integers);
         let mut wrong = None;

@@ -7,7 +7,7 @@ use crate::dtype::Names;
 use crate::ops::gather_pa_kv_cache::Version;
 use crate::ops::scatter_pa_kv_cache::{NORM, PA_NZ, Pieces};
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Format, Soc, Target, TensorDesc, Violation};
+use crate::{DType, Format, Soc, Target, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -15,8 +15,8 @@ rules! {
         "every tensor but seqOffset is given",
         "pass keyCache, valueCache, blockTables, seqLens, keyRef and valueRef";
     PRODUCT = "gather.product", FIND_KERNEL_ERROR, V1, "GatherPaKvCache documentation, products",
-        "the product has the operator",
-        "run on Atlas A2, Atlas A3 or Ascend 950";
+        "the product has the operator in the release",
+        "run on Atlas A2, Atlas A3 or Ascend 950 with CANN 8.5 or newer";
     DTYPE = "gather.dtype", PARAM_INVALID, V1, "GatherPaKvCache documentation, keyCache and valueCache",
         "caches are FLOAT16, BF16 or INT8, on Ascend 950 also FLOAT, INT32 or FLOAT8",
         "convert the cache to one of the allowed dtypes";
@@ -25,7 +25,7 @@ rules! {
         "gather into a tensor of the cache's dtype";
     INDEX_DTYPE = "gather.index_dtype", PARAM_INVALID, V1, "GatherPaKvCache documentation, blockTables and seqLens",
         "blockTables, seqLens and seqOffset are INT32, on Ascend 950 perhaps all INT64",
-        "convert the numbers to one dtype";
+        "convert all numbers to INT32";
     RANK = "gather.rank", PARAM_INVALID, V1, "GatherPaKvCache documentation, return values",
         "caches have 4 axes, blockTables 2, seqLens and seqOffset 1, keyRef and valueRef 3, or 2 for PA_NZ",
         "describe the tensor with as many axes";
@@ -71,20 +71,20 @@ const UNIT: usize = 32;
 const MOST_BYTES: usize = 148 << 10;
 
 impl GatherCall<'_> {
-    /// Checks the call against the contract of the operator on `soc`, and resolves it. The contents of tables and
+    /// Checks the call against the contract of the operator on a target, and resolves it. The contents of tables and
     /// lengths are not checked.
     ///
     /// Allocates nothing unless it refuses.
     ///
     /// # Errors
     /// [`Violation`] by the first broken rule.
-    pub fn check(&self, soc: Soc) -> Result<GatherProblem, Violation> {
+    pub fn check(&self, target: Target) -> Result<GatherProblem, Violation> {
         let given = |tensor: &Option<TensorDesc>, name| REQUIRED.requires(*tensor, name);
         let (key_cache, value_cache) = (given(&self.key_cache, "keyCache")?, given(&self.value_cache, "valueCache")?);
         let (table, lengths) = (given(&self.block_tables, "blockTables")?, given(&self.seq_lens, "seqLens")?);
         let (key, value) = (given(&self.key, "keyRef")?, given(&self.value, "valueRef")?);
-        require!(Version::V1.runs_on(Target::new(soc, Cann::V9_1)), PRODUCT, soc, "Atlas A2, Atlas A3 and Ascend 950",);
-        self.dtypes(soc)?;
+        PRODUCT.runs(Version::V1.info(), target)?;
+        self.dtypes(target.soc)?;
         self.ranks()?;
         let mode = self.cache_mode.filter(|mode| !mode.is_empty());
         let mode = mode.unwrap_or(NORM);
@@ -130,7 +130,7 @@ impl GatherCall<'_> {
             block_size: size(block_size),
             columns: size(axis(&table, 1)),
             cumulative: self.is_seq_lens_cumsum,
-            offsets_in_columns: nz && soc != Soc::Ascend950,
+            offsets_in_columns: nz && target.soc != Soc::Ascend950,
             key: of_key,
             value: of_value,
         })
@@ -141,15 +141,15 @@ impl GatherCall<'_> {
     ///
     /// # Errors
     /// The broken lint, with the same fields as a broken rule.
-    pub fn lint(&self, soc: Soc, allowed: &[&str]) -> Result<(), Violation> {
-        let Ok(problem) = self.check(soc) else {
+    pub fn lint(&self, target: Target, allowed: &[&str]) -> Result<(), Violation> {
+        let Ok(problem) = self.check(target) else {
             return Ok(());
         };
         first_lint(allowed, |report| {
             for (pieces, name) in [(problem.key, "keyRef"), (problem.value, "valueRef")] {
                 let note = format_args!("bytes a token of {name}");
                 let bytes = || Noted(pieces.row_bytes(), note);
-                if soc != Soc::Ascend950 {
+                if target.soc != Soc::Ascend950 {
                     UNIT_OF_COPIES.takes(bytes(), MultiplesOf(UNIT)).report(report);
                 }
                 TOKEN_BYTES.takes(bytes(), ..=MOST_BYTES).report(report);

@@ -21,14 +21,14 @@ path_rules! {
         "see the rule that is named first";
     REGISTERED = "incre.registered", PARAM_INVALID, V1, "IncreFlashAttention operator definition",
         "each tensor has a type and a format that the operator is registered with",
-        "see the rule that is named first";
+        "convert the tensor to a type and a format that are allowed";
     CARD_SIZE = "incre.card_size", TILING_ERROR, V1, "IncreFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P a call has at most 256 sequences, and room for at most 65536 keys of each: the rows of the tensor, or \
          the tokens of all blocks in a row of the table",
         "divide the sequences among several calls, or leave unused columns of the block table out";
     CARD_HEADS = "incre.card_heads", TILING_ERROR, V1, "IncreFlashAttention tiling, 310P" in Scope::ATLAS_INFERENCE,
         "on 310P the head dimension is a multiple of 16 up to 128, and a key head has at most 32 query heads",
-        "call PromptFlashAttention, which takes one query row too";
+        "call PromptFlashAttention over contiguous keys: it takes one query row too, and no paged cache";
 }
 
 impl IncreCall<'_> {

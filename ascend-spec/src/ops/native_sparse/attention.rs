@@ -41,7 +41,7 @@ macro_rules! nsa_attention_rules {
                 "make all of them from the same batch, and divide a larger one over calls";
             ROWS = $id ".rows", INNER_NULLPTR, V1, $operator " tiling, actualQSeqLen",
                 "each sequence has 1 to 4 query rows, and those of TND are together the rows of query",
-                "give the rows of each sequence, not where it ends";
+                "give the rows of each sequence, not where it ends, and at most 4 of a sequence in a call";
             HEADS = $id ".heads", INNER_NULLPTR, V1, $operator " tiling, heads",
                 "query has numHeads heads, key and value numKeyValueHeads, " $heads,
                 "pass the numbers of heads that the tensors have, or attend with fewer heads at a time";

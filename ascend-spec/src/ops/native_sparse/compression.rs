@@ -46,7 +46,7 @@ macro_rules! compression_rules {
                 "compress fewer heads at a time";
             HEAD_DIM = $id ".head_dim", INNER_NULLPTR, V1, $operator " tiling, heads",
                 "heads have a multiple of 16 elements, up to 256",
-                "fill heads up with zeros to such a size";
+                "fill heads up with zeros to such a size, and divide a larger one into several heads of its weights";
             $($own)*
         }
 

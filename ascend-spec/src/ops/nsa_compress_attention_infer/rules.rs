@@ -15,7 +15,7 @@ nsa_attention_rules! {
         "queries, the caches, their table, lengths and both outputs",
     layouts "TND or BSND", ranks INNER_NULLPTR "[blocks, page, N2 * D]", batch PARAM_INVALID "1 to 10000",
     heads "and 1, 2, 4, 8, 16, 32, 64 or 128 query heads share a key head",
-    elements "1 to 192 elements, and values no more than these and 128" "divide larger heads, or use other attention",
+    elements "1 to 192 elements, and values no more than these and 128" "use other attention for larger heads",
     pages "a multiple of 16 up to 128", blocks "topKOutput";
     BLOCK = "nsa_compress_attention.block", INNER_NULLPTR, V1, "NsaCompressAttentionInfer tiling, compressBlockSize",
         "compressBlockSize is a multiple of 16 up to 128",

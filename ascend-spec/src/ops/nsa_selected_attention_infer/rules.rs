@@ -16,7 +16,7 @@ nsa_attention_rules! {
     layouts "BSH, BSND or TND", ranks PARAM_INVALID "[blocks, page, N2 * D] or [blocks, page, N2, D]",
     batch INNER_NULLPTR "1 to 3072",
     heads "at most 256, and 1 to 16 query heads share a key head",
-    elements "192 elements, and values 128" "fill heads up with zeros to these sizes",
+    elements "192 elements, and values 128" "fill heads up with zeros to these sizes; larger ones need other attention",
     pages "64 or 128", blocks "topkIndices";
     SELECT = "nsa_selected_attention.select_block_size", INNER_NULLPTR, V1,
         "NsaSelectedAttentionInfer tiling, selectBlockSize",

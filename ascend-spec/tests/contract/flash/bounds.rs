@@ -1,7 +1,7 @@
 //! No call makes the contract panic, and what it accepts stays within the call's tensors.
 
 use super::described;
-use ascend_spec::attention_problem::SequenceTerms;
+use ascend_spec::attention_problem::{SequenceTerms, SoftmaxOutputs};
 use ascend_spec::ops::flash_attention_score::{
     Bias, BiasForm, FlashAttentionProblem, MaskKind, Parameter, Sequence, SoftmaxOrder, Version, Work,
 };
@@ -60,7 +60,7 @@ fn stands_where_documented(
         SoftmaxOrder::SequenceBlocks => of.q_first * heads + head * of.q_len + i,
         SoftmaxOrder::SameAsInput => (of.q_first + i) * heads + head,
     };
-    assert_eq!(terms.softmax.at(0, head, i), (row * SoftmaxOrder::COPIES) as i64, "{id}");
+    assert_eq!(terms.softmax.at(0, head, i), (row * SoftmaxOutputs::COPIES) as i64, "{id}");
     let score = of.scores_before as i64 * heads as i64 + ((head * of.q_len + i) * of.kv_len + j) as i64;
     assert!(terms.dropped.is_none_or(|dropped| dropped.element(head, i, j) == score), "{id}");
     if let (Bias::Tensor { form: BiasForm::Packed { rows }, .. }, Some(bias)) = (p.bias, terms.bias) {
@@ -93,7 +93,7 @@ fn stays_within(p: &FlashAttentionProblem<'_>, id: &str) {
 fn row_stays_within(p: &FlashAttentionProblem<'_>, of: &Sequence, head: usize, i: usize, id: &str) {
     let heads = p.heads as usize;
     let softmax = p.softmax_order.rows(of, heads).at(0, head, i) as u64;
-    assert!(softmax + SoftmaxOrder::COPIES as u64 <= elements(p.call.softmax_max), "{id}");
+    assert!(softmax + SoftmaxOutputs::COPIES as u64 <= elements(p.call.softmax_max), "{id}");
     for j in ends(of.kv_len) {
         let within = |rows: View, count: u64| assert!((rows.element(head, i, j) as u64) < count, "{id}");
         if let MaskKind::Full(mask) = p.mask {

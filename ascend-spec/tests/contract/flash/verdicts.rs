@@ -2,8 +2,9 @@
 //! on the recorded calls of `params/targets` and the case files of `train` there.
 
 use super::described::{self, Described};
-use ascend_spec::ops::flash_attention_score::{Version, Work};
-use ascend_spec::{Cann, Soc, Target, Violation};
+use ascend_spec::declared::AnyArguments;
+use ascend_spec::ops::flash_attention_score::{FlashAttentionCall, Version, Work};
+use ascend_spec::{Cann, DType, Dims, Soc, Target, TensorDesc, Violation};
 use std::path::Path;
 
 const TARGET: Target = Target::new(Soc::AtlasA2, Cann::V9_1);
@@ -136,5 +137,37 @@ fn the_oldest_version_that_can_express_a_call_takes_it() {
                 assert_eq!(status(oldest), None, "{}: {oldest}", described.id);
             }
         }
+    }
+}
+
+/// A call without a number of its version is judged by a version of its operator, whatever the other operator of the
+/// same list has.
+#[test]
+fn a_call_is_judged_by_a_version_of_its_own_operator() {
+    let tensor = |shape: &[i64]| Some(TensorDesc::packed(DType::Float16, Dims::new(shape).unwrap()));
+    let heads = tensor(&[2, 4, 128, 64]);
+    let call = FlashAttentionCall {
+        query: heads,
+        key: heads,
+        value: heads,
+        num_heads: 4,
+        input_layout: Some("BNSD"),
+        ..FlashAttentionCall::default()
+    };
+    let rope = tensor(&[2, 4, 128, 32]);
+    let lengths = [128, 256];
+    let a2 = |cann| Target::new(Soc::AtlasA2, cann);
+    let cases = [
+        ("rotary parts", FlashAttentionCall { query_rope: rope, key_rope: rope, ..call }, a2(Cann::V9_1)),
+        ("lengths", FlashAttentionCall { actual_seq_lengths: Some(&lengths), ..call }, a2(Cann::V9_1)),
+        ("sinks", FlashAttentionCall { sink: tensor(&[4]), ..call }, a2(Cann::V8_1)),
+        ("310P", call, Target::new(Soc::AtlasInference, Cann::V9_1)),
+    ];
+    for (name, call, target) in cases {
+        let mut call = AnyArguments::FlashAttentionScore(call.to_arguments());
+        call.imply_outputs(&|_| None);
+        let version = call.chosen_on(1, target);
+        let refused = call.check(version, target, &mut |_| {}).unwrap_err();
+        assert_eq!(refused.rule.id, "flash.entry_point", "{name}, V{version}: {refused}");
     }
 }

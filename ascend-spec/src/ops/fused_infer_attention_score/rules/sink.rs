@@ -10,10 +10,10 @@ rules! {
     in Scope::A2_A3;
     LAYOUT = "learnable_sink.layout", TILING_ERROR, V4, "check B15" in Scope::A2_A3.until(V8_1),
         "a learnable sink goes with TND and NTD_TND",
-        "pack the sequences";
+        "pack the sequences, with head dimensions of 64 or 128";
     DIM = "learnable_sink.head_dim", TILING_ERROR, V4, "checks B15, J5" in Scope::A2_A3.until(V8_1),
         "a learnable sink goes with head dimensions of 64 or 128 for query and value",
-        "pad the head dimension with zeros";
+        "pad shorter heads with zeros; for longer ones install CANN 8.5 or newer";
     SHAPE = "learnable_sink.shape", TILING_ERROR, V4, "check J5" in Scope::ALL,
         "learnableSink has one entry for each query head",
         "pass one logit for each query head";

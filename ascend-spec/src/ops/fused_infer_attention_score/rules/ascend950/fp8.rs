@@ -12,7 +12,7 @@ rules! {
     FORM = "fp8.form", TILING_ERROR, V5, "9.2, FP8 GQA",
         "with the modes 3, 3 and 2 query, key and value are FLOAT8_E4M3FN with head dimensions of 128 and no rotary \
          parts, and innerPrecise is 0 or 1",
-        "convert the tensors, and pad their head dimension with zeros to 128";
+        "convert the tensors, pad their head dimension with zeros to 128, and set innerPrecise to 0 or 1";
     CACHE = "fp8.cache", TILING_ERROR, V5, "9.2, FP8 GQA",
         "with the modes 3, 3 and 2 keys and values are in BnNBsD caches of blocks of 128 tokens",
         "page the keys, in blocks of 128 tokens";

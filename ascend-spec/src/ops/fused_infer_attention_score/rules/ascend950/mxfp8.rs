@@ -13,7 +13,7 @@ rules! {
     FORM = "mxfp8.form", TILING_ERROR, V5, "Ascend 950, MXFP8",
         "query, key and value are FLOAT8_E4M3FN with head dimensions of 64 or 128, with or without BF16 rotary parts, \
          and innerPrecise is 0 or 1",
-        "convert the tensors, and pad their head dimension with zeros to 64 or 128";
+        "convert the tensors, pad their head dimension with zeros to 64 or 128, and set innerPrecise to 0 or 1";
     CACHE = "mxfp8.cache", TILING_ERROR, V5, "Ascend 950, A5 and A6",
         "caches are BnNBsD or NZ, of blocks of 512 or 1024 tokens, from 9.2 on also of 64, 128 or 256",
         "use blocks of 512 tokens";

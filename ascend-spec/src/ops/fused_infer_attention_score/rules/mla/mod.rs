@@ -37,7 +37,7 @@ rules! {
     HEADS = "mla.heads", TILING_ERROR, V3, "checks F18, G3.7" in Scope::ALL,
         "the absorbed form has 1, 2, 4, ... or 128 query heads; on Ascend 950 from 9.2 on any number up to 128 where \
          nothing is quantised",
-        "pad the heads with zeros to a power of two";
+        "pad the heads with zeros to a power of two, and divide more than 128 over several calls";
     OTHER_HEADS = "mla.other_heads",
         TILING_ERROR, V5, "9.2, absorbed form, heads" in Scope::ASCEND_950.since_on_950(V9_2),
         "a number of query heads that is no power of two goes with no quantised output and no mask of sparse mode 0",
@@ -62,7 +62,7 @@ rules! {
     SLIDING = "mla.sliding", TILING_ERROR, V3, "checks G1.5, G3.4, G4.2, J30",
         "sparse mode 4 has BSND, 128 heads, a BnBsH cache, preTokens from 1 to 2048, nextTokens 0, at most 131088 keys \
          and no more rows than keys",
-        "meet all of the conditions, or use mode 3";
+        "meet all of the conditions, or use mode 3, and no mask for single rows";
     LSE = "mla.softmax_lse", TILING_ERROR, V3, "checks F17, G3.1",
         "the absorbed form writes no log-sum-exp",
         "set softmaxLseFlag to false";

@@ -36,7 +36,7 @@ rules! {
     SINK_950 = "learnable_sink.alone", TILING_ERROR, V4, "Ascend 950, learnableSink" in Scope::ASCEND_950,
         "a learnable sink has head dimensions of 64, 128 or 192 and values of 64 or 128, innerPrecise 0, and no left \
          padding, shared prefix, position bias, quantised output or absorbed form",
-        "drop the argument, or set innerPrecise to 0";
+        "drop what the rule excludes, and set innerPrecise to 0";
 }
 
 /// Checks the position bias.

@@ -23,7 +23,7 @@ rules! {
         "pass a value for each key";
     LAYOUT = "key.list_layout", TILING_ERROR, V1, "check I2; Ascend 950, tensor lists",
         "a list of several keys goes with BSH, BSND, BNSD and BNSD_BSND, in 8.5 also with BSH_BNSD and BSND_BNSD, with \
-         no rotary parts on Atlas A2 and A3, and with no block table",
+         no rotary parts on Atlas A2 and A3, not in the absorbed form on Ascend 950, and with no block table",
         "use one key tensor, or pad the keys to one length and pass BNSD";
     SHORT = "key.list_short",
         TilingCrash("some of these calls read past the end of the list, the others are refused"),
@@ -218,9 +218,10 @@ fn list(f: &Facts<'_>) -> Result<(), Violation> {
     let exact = f.since(Cann::V9_1);
     // 8.5 checks the layout only of lists with rotary parts.
     let reordered = !f.since(Cann::V9_0) && matches!(f.layout, Layout::BsndBnsd | Layout::BshBnsd);
+    let roped = if f.is_950() { f.form() == Form::Absorbed } else { f.rope() };
+    require!(!roped, LAYOUT, format_args!("{} keys beside queryRope", call.key.len()), "one key",);
     require!(
         (f.classic_layout() || reordered)
-            && (f.is_950() || !f.rope())
             // Until 9.0 a block table beside a list is ignored.
             && (call.block_table.is_none() || !exact),
         LAYOUT,

@@ -12,7 +12,7 @@ rules! {
     BLOCK_SIZE = "block_size.unified", TILING_ERROR, V1, "check I1; Ascend 950, A6",
         "blockSize is that of the cache: a multiple of 16 up to 1024; for head dimensions other than 64, 128 and those \
          of latent attention up to 512 for single rows, and for several rows a multiple of 128 up to 1024",
-        "choose a cache block of 128 tokens, which every path takes";
+        "choose a cache block of 128 tokens, which every path takes but MXFP8, whose blocks have 512 or 1024";
     BLOCK_SIZE_QUANTISED = "block_size.quantised", TILING_ERROR, V5, "Ascend 950, A6" in Scope::ASCEND_950,
         "over quantised keys blockSize is a multiple of 32, for 4-bit keys of 64, up to 512",
         "choose a cache block of 128 tokens";

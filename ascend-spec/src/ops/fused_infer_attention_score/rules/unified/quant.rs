@@ -5,7 +5,7 @@ use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, quant};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Cann, DType, Dims, SparseMode, TensorDesc, Violation};
+use crate::{Cann, DType, Dims, Layout, SparseMode, TensorDesc, Violation};
 
 rules! {
     in Scope::UNIFIED.until(V9_0);
@@ -18,7 +18,8 @@ rules! {
     PLAIN = "quant.output_unified", TILING_ERROR, V1, "routing of 8.5" in Scope::A2_A3.since(V8_5).until(V8_5),
         "in 8.5 an NZ cache, a reordered layout, and query and value of different head dimensions go with no INT8 \
          output, position bias, left padding, shared prefix or sink of the absorbed form",
-        "use a BnBsH cache and one of BSH, BSND, BNSD, BNSD_BSND and TND";
+        "use a BnBsH cache and one of BSH, BSND, BNSD, BNSD_BSND and TND, with quantScale2 for an INT8 output; in the \
+         absorbed form drop the argument";
     OUT_UNUSED = "quant_scale2.half_output", TILING_ERROR, V1, "check G2.3" in Scope::A2_A3.since(V8_5).until(V9_0),
         "in 9.0, and in 8.5 with rotary parts, quantScale2 goes with an INT8 output only",
         "drop quantScale2, or make the output INT8";
@@ -26,8 +27,9 @@ rules! {
         "quantScale2 has one element or one for each head and dimension; other layouts than BSH, BSND, BNSD and \
          BNSD_BSND take [1] and [N, D] alone",
         "pass one scale as [1], or [N, D]";
-    ROPE = "quant.output_rope", TILING_ERROR, V3, "checks G3.1, I12" in Scope::A2_A3.since(V8_5),
-        "an INT8 output goes with no rotary parts",
+    ROPE = "quant.output_rope", TILING_ERROR, V3, "checks G3.1, I12; Ascend 950, decode MLA" in Scope::UNIFIED,
+        "a quantised output goes with no rotary parts on Atlas A2 and A3, and in the absorbed form on Ascend 950 not \
+         with TND_NTD",
         "quantise the output in a step of its own";
     BAND = "quant.output_band_tokens", TILING_ERROR, V1, "check E4.8" in Scope::UNIFIED.until(V9_0),
         "an INT8 output with sparse mode 4 has no negative token: until 9.0, and over quantised keys on Ascend 950",
@@ -99,7 +101,16 @@ pub(crate) fn output(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("INT8 output with {}", f.layout),
         "the query's dtype",
     );
-    require!(f.is_950() || !f.rope(), ROPE, "INT8 output with queryRope", "the query's dtype",);
+    let fits_rope = match f.is_950() {
+        true => f.layout != Layout::TndNtd || f.form() != Form::Absorbed,
+        false => !f.rope(),
+    };
+    require!(
+        fits_rope,
+        ROPE,
+        format_args!("{} output with queryRope and {}", f.out.dtype, f.layout),
+        "the query's dtype",
+    );
     dtype(f, scale)?;
     let (n, d) = (call.num_heads, f.v.dim);
     let count = i64::try_from(scale.elements().unwrap_or(0)).unwrap_or(i64::MAX);
