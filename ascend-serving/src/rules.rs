@@ -306,8 +306,8 @@ ascend_attention::spec::library_rules! {
         "from a fork";
     STATE_KEPT = "state.kept",
         "tokens are taken back to a state that is kept",
-        "make the pool with as many drafts as a step of the request has, or go on from a fork that was made behind "
-        "these tokens; to begin the request anew, cut its sequence to 0";
+        "go on from a fork that was made after these tokens, or cut the sequence to 0 and begin the request anew; where "
+        "drafts are taken back, make the pool with as many in its `StateShape` as a step of the request has, at most 7";
     STATE_SLOTS = "state.slots",
         "each slot of a pool of states is free or held, and is written by one state alone",
         "report the calls that were made before: none of this crate leads there";
@@ -315,7 +315,7 @@ ascend_attention::spec::library_rules! {
         "pass the stream that the `StatePool` was made with";
     STATE_TORN = "state.torn",
         "a step goes on from states that the last one has written in every layer",
-        "queue every layer of a step in progress first, and fork again behind it what was forked meanwhile; where the "
+        "queue every layer of a step in progress first, and fork again after it what was forked meanwhile; where the "
         "step ended without some, cut the request's sequence to 0 (`truncate`) and compute all tokens again, or go on "
         "from a fork that was made before the step";
     NATIVE_BLOCK = "native.block",

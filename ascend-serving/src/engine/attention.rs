@@ -374,7 +374,8 @@ impl<T: Element> Attention<T> {
         known.ok_or_else(|| no_layer(layer, self.places.len()))
     }
 
-    /// The mask of a layer of the model by the causality of its group; causal where that is left to the steps.
+    /// The mask of a layer of the model by the causality of its group; causal where that is left to the steps, and of a
+    /// layer of linear attention.
     pub fn mask(&self, layer: usize) -> LayerMask {
         self.group_of(layer).map_or(Causality::Causal, |(group, _)| group.causality()).into()
     }

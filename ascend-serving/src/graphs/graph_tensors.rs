@@ -32,8 +32,8 @@ pub struct GraphTensors<T: Element> {
     pub key: Tensor<T>,
     /// Values of the step.
     pub value: Tensor<T>,
-    /// The attention, `[rows, N, Dv]`; over latents `[N, rows, 512]`. The next layer of the group overwrites it, so that
-    /// [`Step::forward`](crate::Step::forward) alone lends it.
+    /// The attention, `[rows, N, Dv]`; over latents `[N, rows, 512]`. The next layer of the group overwrites it,
+    /// so that [`Step::forward`](crate::Step::forward) alone lends it.
     pub(crate) output: Tensor<T>,
 }
 
@@ -113,9 +113,14 @@ pub(crate) fn check_captured(
     }
     let text =
         |tensor: Option<&AnyTensor>| tensor.map_or_else(|| "none".to_owned(), |tensor| tensor.desc().to_string());
+    let other = if given.map(|given| given.desc()) == captured.map(|captured| captured.desc()) {
+        ", in memory of its own,"
+    } else {
+        ""
+    };
     Err(Violation::new(
         &rules::GRAPH_INPUTS,
-        format_args!("{name} {} in {place}", text(given)),
+        format_args!("{name} {}{other} in {place}", text(given)),
         format_args!("the tensor that the layer was captured with: {}", text(captured)),
         fix,
     ))

@@ -162,8 +162,11 @@ impl RequestState {
             Some(_) => Ok(()),
             None => {
                 let (last, first) = (held.tokens, held.tokens.saturating_sub(held.kept.len().saturating_sub(1)));
-                let given = format_args!("the state behind {tokens} tokens, of a sequence of {last}");
-                Err(rules::STATE_KEPT.broken(given, format_args!("0, or {first} to {last} tokens")))
+                let given = format_args!("the state after {tokens} tokens, of a sequence of {last}");
+                Err(match first == last {
+                    true => rules::STATE_KEPT.broken(given, format_args!("0 or {last} tokens")),
+                    false => rules::STATE_KEPT.broken(given, format_args!("0, or {first} to {last} tokens")),
+                })
             }
         }
     }

@@ -179,16 +179,15 @@ impl Sequence {
             return Ok(());
         }
         let (len, given_back) = (self.len, self.given_back);
-        let (allowed, fix) = match (given_back, self.causality) {
+        let shown_of = |tokens| self.causality.map_or(tokens, |causality| causality.shown_from(tokens));
+        let least = (given_back..=len).find(|&tokens| shown_of(tokens) >= given_back);
+        let (allowed, fix) = match (given_back, least) {
             (0, _) => (format!("0 to {len}"), "name a number of tokens within these"),
-            (_, None) => (
-                format!("0, or {given_back} to {len}"),
-                "keep a number of tokens within these; for fewer than were given back keep 0, and compute the tokens \
-                 again",
-            ),
-            (_, Some(_)) => (
-                format!("0, or up to {len}, of which the next token sees none of the first {given_back}"),
-                "take drafts back before the next growth, and begin anew where more is taken back",
+            (_, None) => ("0".to_owned(), "keep 0, and compute the tokens again"),
+            (_, Some(least)) => (
+                format!("0, or {least} to {len}"),
+                "keep a number of tokens within these, and take drafts back before the next growth; for fewer tokens \
+                 keep 0, and compute them again",
             ),
         };
         let given = format_args!("{tokens} tokens");
