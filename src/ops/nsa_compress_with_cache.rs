@@ -7,9 +7,7 @@
 use std::sync::Arc;
 
 use ascend_spec::nsa_compress_with_cache_arguments;
-use ascend_spec::ops::nsa_compress_with_cache::rules::CONTENTS;
 use ascend_spec::ops::nsa_compress_with_cache::{NsaCompressCacheCall, NsaCompressCacheProblem, Parameter, Version};
-use ascend_spec::ops::sparse_sequences::SparseContents;
 
 use crate::error::{Error, Result};
 use crate::memory::Element;
@@ -124,9 +122,9 @@ impl NsaCompressWithCache {
             let target = context.target()?;
             let problem = call.check(target)?;
             call.lint(target, &self.allowed.ids(lints_of::<Version>)?)?;
+            let within = sequences.check_slots(problem, &inputs.slots.numbers)?;
             let kept = SlotChecks { problem, sequences: sequences.clone() };
-            kept.admits(inputs.slots)?;
-            Ok((PlainOperation::new(kept, [fixed]), false))
+            Ok((PlainOperation::new(kept, [fixed, within]), false))
         })
     }
 }
@@ -204,20 +202,6 @@ pub struct SlotChecks {
     sequences: SparseSequences,
 }
 
-impl SlotChecks {
-    /// Refuses slots and blocks by the first fault of those that a launch reads.
-    fn admits(&self, slots: &CompressedSlots) -> Result<()> {
-        let mut wrong = None;
-        self.sequences.read(|numbers| {
-            let contents = SparseContents::of(numbers);
-            self.problem.faults(contents, &slots.numbers, &mut |fault| wrong = wrong.or(Some(fault)));
-        })?;
-        wrong.map_or(Ok(()), |fault| {
-            Err(Error::from(CONTENTS.broken(fault, "slots and blocks of the caches, each slot once")))
-        })
-    }
-}
-
 impl Sealed for NsaCompressWithCache {}
 
 impl PlainCall for NsaCompressWithCache {
@@ -235,6 +219,6 @@ impl PlainCall for NsaCompressWithCache {
     }
 
     fn admits<T: Element>(kept: &SlotChecks, inputs: &NsaCompressCacheInputs<'_, T>) -> Result<()> {
-        kept.admits(inputs.slots)
+        kept.sequences.admits_slots(&kept.problem, &inputs.slots.numbers)
     }
 }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use ascend_spec::Rule;
-use ascend_spec::ops::sparse_sequences::{TokenLayout, checked_contents, unusual_contents};
+use ascend_spec::ops::nsa_compress_with_cache::NsaCompressCacheProblem;
+use ascend_spec::ops::nsa_compress_with_cache::rules::CONTENTS;
+use ascend_spec::ops::sparse_sequences::{SparseContents, TokenLayout, checked_contents, unusual_contents};
 
 use crate::error::{Error, Result};
 use crate::ops::known_numbers::{KnownNumbers, NumbersCheck, longest, number, padded_table};
@@ -44,6 +46,8 @@ enum ContentCheck {
     },
     /// The plan has the lengths among its arguments, which stay as they are.
     Fixed([Vec<i64>; 2]),
+    /// Sequences that write a compressed token have blocks of the cache, and slots.
+    Compressed { problem: NsaCompressCacheProblem, slots: Arc<[i64]> },
 }
 
 impl NumbersCheck<3> for ContentCheck {
@@ -62,6 +66,7 @@ impl NumbersCheck<3> for ContentCheck {
                 Err(Error::invalid("lengths", "other lengths", "those of a plan that has them among its arguments")
                     .fix("make other sequences for other lengths, and plan with them"))
             }
+            Self::Compressed { problem, slots } => checked_compression(problem, numbers, slots),
         }
     }
 }
@@ -178,12 +183,6 @@ impl SparseSequences {
         Ok((lengths, self.content.require(ContentCheck::Fixed(fixed))?))
     }
 
-    /// Calls `read` with what the tensors hold: query rows and keys, as ends where they are packed, and the block
-    /// table.
-    pub(crate) fn read<R>(&self, read: impl FnOnce(&[Vec<i64>; 3]) -> R) -> Result<R> {
-        self.content.read(read)
-    }
-
     /// The layouts of queries and keys, as CANN names them.
     pub(crate) fn layouts(&self) -> [&'static str; 2] {
         self.layouts.map(TokenLayout::name)
@@ -218,6 +217,30 @@ impl SparseSequences {
         let unusual = lints.map(|lint| lint.filter(|lint| !allowed.contains(&lint.id)));
         self.content.require(ContentCheck::Within { sequences: *sequences, within, unusual })
     }
+
+    /// As [`check`](Self::check), for a call that compresses blocks into slots of a cache. Other slots of a launch are
+    /// checked by [`admits_slots`](Self::admits_slots).
+    pub(crate) fn check_slots(
+        &self,
+        problem: NsaCompressCacheProblem,
+        slots: &Arc<[i64]>,
+    ) -> Result<Arc<dyn ReplayCheck>> {
+        self.content.require(ContentCheck::Compressed { problem, slots: Arc::clone(slots) })
+    }
+
+    /// Refuses slots and blocks that the caches do not have, and slots that are there twice.
+    pub(crate) fn admits_slots(&self, problem: &NsaCompressCacheProblem, slots: &[i64]) -> Result<()> {
+        self.content.read(|numbers| checked_compression(problem, numbers, slots))?
+    }
+}
+
+/// Refuses slots and blocks by the first fault of those that a call of NsaCompressWithCache reads.
+fn checked_compression(problem: &NsaCompressCacheProblem, numbers: &[Vec<i64>; 3], slots: &[i64]) -> Result<()> {
+    let mut wrong = None;
+    problem.faults(SparseContents::of(numbers), slots, &mut |fault| wrong = wrong.or(Some(fault)));
+    wrong.map_or(Ok(()), |fault| {
+        Err(Error::from(CONTENTS.broken(fault, "slots and blocks of the caches, each slot once")))
+    })
 }
 
 /// The lengths that are held as tensors of these layouts have them.

@@ -6,7 +6,7 @@ use ascend_attention::nsa_compress_with_cache::{CompressedSlots, NsaCompressWith
 use ascend_attention::nsa_selected_attention_infer::NsaSelectedAttentionInfer;
 use ascend_attention::sparse::SparseSequences;
 use ascend_attention::spec::{Cann, Soc};
-use ascend_attention::{Stream, Tensor, f16};
+use ascend_attention::{Graph, Stream, Tensor, f16};
 
 use crate::harness;
 use harness::{numbers, violated};
@@ -189,6 +189,12 @@ fn calls_beyond_the_tensors_and_other_contracts_are_refused() {
     assert_eq!(violated(into.plan(&beyond, inputs)), "nsa_compress_with_cache.contents");
     assert_eq!(violated(into.plan(&paged(&[32, 65], &[[0], [2]]), inputs)), "nsa_compress_with_cache.lengths");
     plan.launch(&stream, inputs).unwrap();
+    // A captured launch reads what the table names when it is replayed.
+    let (graph, ()) = Graph::capture(stream.device(), (), |capture, _| plan.launch(capture, inputs).map(drop)).unwrap();
+    let other = sequences.overwrite(&stream, &[1, 1], &[32, 48], &[[3], [2]]);
+    assert_eq!(violated(other), "nsa_compress_with_cache.contents");
+    sequences.overwrite(&stream, &[1, 1], &[32, 48], &[[1], [2]]).unwrap();
+    drop(graph);
     assert!(cache.download(&stream).unwrap()[3 * 64..].iter().all(|&element| element == f16::from_f32(32.0)));
 
     let (query, key, value) = (half(&[2, 4, 64]), half(&[3, 64, 128]), half(&[3, 64, 64]));

@@ -138,7 +138,9 @@ impl SoftmaxState {
     }
 }
 
-/// What a launch computes. Clones share device memory: see [`SoftmaxState`].
+/// What a launch computes. Clones share device memory: see [`SoftmaxState`]. The memory into which a graph has captured
+/// a launch is written by each replay: launch other plans into outputs of their own, since an output describes the
+/// sequences of the last launch into it.
 #[derive(Clone, Debug)]
 pub struct FlashOutput<T: Element> {
     /// The attention output (`attentionOut`): the query's shape, with the value's head dimension.

@@ -150,6 +150,16 @@ fn absorbed_latent_attention() {
             'a',
             FiaCall { attention_out: of(DType::Int8, &[2, 1, 32, 512]), quant_scale2: float(&[1]), ..one.rope() },
         ),
+        (
+            "an INT8 output in TND_NTD",
+            'r',
+            FiaCall {
+                attention_out: of(DType::Int8, &[32, 8, 512]),
+                quant_scale2: float(&[1]),
+                ..p("TND_NTD", 32, 4).paged_rope(128, 3)
+            },
+        ),
+        ("a list", 'r', FiaCall { query_rope: one.rope().query_rope, key_rope: one.rope().key_rope, ..one.list() }),
     ]);
     hold(&facts);
 }
