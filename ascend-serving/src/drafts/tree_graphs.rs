@@ -10,7 +10,7 @@ use ascend_attention::{Element, Output, Stream, Tensor, Violation};
 
 use crate::backends::RefusedBackend;
 use crate::error::{Error, Result};
-use crate::graphs::{GraphLimits, GraphPool, GraphTensors, RowsPerRequest};
+use crate::graphs::{GraphLimits, GraphPool, GraphTensors, LentTensors, RowsPerRequest};
 use crate::kv::{CacheEntry, CacheShape, LayerCache, PagedKvCache, QueuedLayers};
 use crate::rules;
 
@@ -333,6 +333,7 @@ impl<T: Element> TreeGraphs<T> {
                 calls: Calls::Graphs(replays),
                 refused: self.refused.clone(),
             }),
+            lent: LentTensors::default(),
             output: None,
         })
     }

@@ -8,7 +8,7 @@ use ascend_attention::{Element, Output, Plan, Stream, Tensor, Violation};
 
 use crate::backends::{LatentFormKind, LayerInputs, RefusedBackend, names_of_keys, size};
 use crate::error::Result;
-use crate::graphs::{GraphTensors, Replays};
+use crate::graphs::{GraphTensors, LentTensors, Replays};
 use crate::kv::{LayerCache, PageTable, PagedKvCache, QueuedLayers, StepLease, no_layer};
 use crate::rules;
 
@@ -36,6 +36,8 @@ pub struct TreeStep<'a, T: Element> {
     pub(super) slots: Option<NodeSlots>,
     /// What the first layer has planned for all, or graphs replay.
     pub(super) planned: Option<PlannedTrees<'a, T>>,
+    /// The loans of the graphs' tensors.
+    pub(super) lent: LentTensors,
     /// The output of the layer that was queued last.
     pub(super) output: Option<Output<T>>,
 }
@@ -137,6 +139,7 @@ impl TreeVerification {
             layers: QueuedLayers::new(caches.len(), vec![progress], TREES_AGAIN),
             caches,
             planned: None,
+            lent: LentTensors::default(),
             output: None,
         })
     }
@@ -165,7 +168,9 @@ impl<'a, T: Element> TreeStep<'a, T> {
     /// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for one that the cache does not have; as for
     /// [`FusedInferAttention::plan`](ascend_attention::FusedInferAttention::plan), [`Plan::launch`] and
     /// [`RowMergePlan::launch`]; of replays [`ARGUMENT_MEMORY`](crate::rules::ARGUMENT_MEMORY) for an input that shares
-    /// memory with a tensor of the graph and is not in its own place, and as for
+    /// memory with a tensor of the graph and is not in its own place,
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) while the [tensors](Self::tensors) are lent for another layer and
+    /// for inputs in tensors that were not lent for this one, and as for
     /// [`GraphStep::launch`](crate::GraphStep::launch). Over latents [`Error::NoBackend`](crate::Error::NoBackend) with
     /// the reasons where neither form has a call.
     pub fn forward<'i>(&mut self, layer: usize, inputs: impl Into<LayerInputs<'i, T>>) -> Result<&Tensor<T>> {
@@ -189,6 +194,8 @@ impl<'a, T: Element> TreeStep<'a, T> {
         let mut rows = [key, value];
         if let Calls::Graphs(replays) = calls {
             let own = &replays.buffers().tensors;
+            self.lent.check_lent(layer, &self.layers)?;
+            self.lent.check_taken(layer, own.places(inputs, query_rope))?;
             own.copy_in(self.stream, inputs, query_rope)?;
             rows = [&own.key, &own.value];
         }
@@ -286,14 +293,26 @@ impl<'a, T: Element> TreeStep<'a, T> {
         Ok(PlannedTrees { nodes, writes: writes.transpose()?, calls, refused })
     }
 
-    /// The graphs' tensors in a step that is replayed, `[size, heads, nodes, D]`, whose rows may be filled in place on
-    /// the step's stream: [`forward`](Self::forward) copies none of the inputs that are the first rows of their own
-    /// tensor. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers.
-    pub fn tensors(&self) -> Option<&'a GraphTensors<T>> {
-        match &self.planned.as_ref()?.calls {
-            Calls::Graphs(replays) => Some(&replays.buffers().tensors),
-            Calls::One(_) | Calls::Two(_) => None,
+    /// The graphs' tensors of a layer in a step that is replayed, `[size, heads, nodes, D]`, whose rows may be filled in
+    /// place on the step's stream: [`forward`](Self::forward) copies none of the inputs that are the first rows of
+    /// their own tensor. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers. All layers
+    /// have these tensors: until this layer is queued, no other one can be queued, nor its tensors taken. Inputs in
+    /// tensors that were not taken for their layer are refused.
+    ///
+    /// # Errors
+    /// [`STEP_IN_PLACE`](crate::rules::STEP_IN_PLACE) for a step without graphs, and while the tensors are lent for
+    /// another layer that is not queued; [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for a layer that does not
+    /// exist.
+    pub fn tensors(&mut self, layer: usize) -> Result<&'a GraphTensors<T>> {
+        if layer >= self.caches.len() {
+            return Err(no_layer(layer, self.caches.len()));
         }
+        let Some(Calls::Graphs(replays)) = self.planned.as_ref().map(|planned| &planned.calls) else {
+            let given = format_args!("tensors of layer {layer}, in a step without graphs");
+            return Err(rules::STEP_IN_PLACE.broken(given, "a step of `TreeGraphs::begin`").into());
+        };
+        self.lent.lend(layer, &self.layers)?;
+        Ok(&replays.buffers().tensors)
     }
 
     /// The log-sum-exps over all keys, `[requests, N, nodes, 1]`, of the layer that was queued last, in a replayed step

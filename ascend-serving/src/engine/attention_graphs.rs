@@ -10,7 +10,7 @@ use crate::backends::check_deterministic;
 use crate::batch::{AttentionMetadata, LayerMask};
 use crate::error::{Error, Result};
 use crate::graphs::{
-    CachedLayer, CapturedGroup, GraphLimits, GraphPool, ReplayedProgram, RowsPerRequest, fitting_rows,
+    CachedLayer, CapturedGroup, GraphLimits, GraphPool, LentTensors, ReplayedProgram, RowsPerRequest, fitting_rows,
     not_while_capturing,
 };
 use crate::kv::{QueuedLayers, STEP_AGAIN, no_layer};
@@ -411,7 +411,7 @@ impl<T: Element> AttentionGraphs<T> {
             sinks: &self.sinks,
             convolutions: self.linear.as_ref().map_or(&[], |linear| &linear.convolutions),
             rows: StepRows::of_step(stream, metadata, Some(unfilled)),
-            lent: vec![None; groups.len() + 1],
+            lent: vec![LentTensors::default(); groups.len() + 1],
             convolved: None,
         };
         let checked = lock(&self.range_checker).as_mut().and_then(|checker| checker.begin(metadata));

@@ -9,7 +9,7 @@ use ascend_attention::{Number, Stream, Tensor};
 use crate::backends::{AttentionShape, check_deterministic};
 use crate::batch::{AttentionMetadata, AttentionState, RecordedBatch};
 use crate::error::{Error, Result};
-use crate::kv::{CacheShape, CacheWrite, PagedKvCache};
+use crate::kv::{CacheShape, CacheWrite};
 
 use super::attention::Attention;
 use super::element_place::{ElementPlace, TokenHeads, TokenOrder, request_ends};
@@ -61,10 +61,11 @@ pub struct FurthestElement {
 ///
 /// A record has lengths and blocks, but no numbers: both caches are first filled with the same numbers, so that a step
 /// reads what recorded earlier steps would have written, and get the same queries, keys and values; equal seeds give
-/// equal numbers. The attentions have one group of layers, the same heads and the same number of layers; backends and
-/// formats of the caches may differ. Of the library's backends `named_mask` alone computes named masks. A step that one
+/// equal numbers. The attentions have one group of layers, as many of the same heads and scales; backends, formats of the
+/// caches and the order of layers in them may differ, and latents are not compared. Of the library's backends `named_mask` alone computes named masks. A step that one
 /// of them cannot compute is reported with the reason, and its keys are written nevertheless. What the caches held
-/// before is lost, and so are the tokens of sequences over them. The function waits for the stream after each step: use
+/// before is lost, and so are the tokens of sequences over them: make [`PrefixCache`](crate::PrefixCache)s over them anew,
+/// whose prefixes would begin with other keys. The function waits for the stream after each step: use
 /// it to choose backends and find errors, not while serving.
 ///
 /// ```
@@ -96,8 +97,8 @@ pub struct FurthestElement {
 /// ```
 ///
 /// # Errors
-/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no step, for attentions of other heads or numbers of
-/// layers, without layers, of several groups of layers or with layers of linear attention;
+/// [`ARGUMENT_VALUE`](crate::rules::ARGUMENT_VALUE) for no step, for attentions of other heads, scales or numbers of
+/// layers, over latents, without layers, of several groups of layers or with layers of linear attention;
 /// [`SETTINGS_CACHE`](crate::rules::SETTINGS_CACHE) for a step that was recorded over other blocks;
 /// [`Violation`](crate::Violation) for a record that is no valid batch. Nothing is overwritten then. As for
 /// [`CacheWrite::plan`], [`Attention::begin`] and [`Step::forward`](crate::Step::forward), except for a step that no
@@ -113,20 +114,31 @@ pub fn compare_backends<T: Number>(
         return Err(Error::invalid("steps", "none", "1 or more").fix("record at least one step"));
     }
     let [first, second] = attentions;
-    let models = [&*first, &*second].map(|attention| {
-        let CacheShape { layers, kv_heads, key_dim, value_dim, .. } = attention.cache().shape();
-        (attention.shape(), [layers, kv_heads, key_dim, value_dim])
-    });
-    if models[0] != models[1] {
-        return Err(Error::invalid("attentions", format_args!("{models:?}"), "as many layers and the same heads")
-            .fix("make both attentions for one model"));
-    }
     for attention in [&*first, &*second] {
         if attention.groups.len() != 1 || attention.states.is_some() || attention.places.is_empty() {
             let given = format_args!("{} layers in {} groups", attention.places.len(), attention.groups.len());
             return Err(Error::invalid("attentions", given, "one group of layers of attention, and no others")
                 .fix("compare each group of the model's layers by attentions of its own (`Attention::new`)"));
         }
+        if attention.cache().shape().is_latent() {
+            return Err(Error::invalid("attentions", "caches of latents", "caches of keys and values")
+                .fix("compute the steps over latents by both attentions, and compare their outputs"));
+        }
+    }
+    let heads = [&*first, &*second].map(|attention| {
+        let CacheShape { kv_heads, key_dim, value_dim, .. } = attention.cache().shape();
+        let group = &attention.groups[0];
+        let of_layers: Vec<_> = attention.places.iter().map(|place| group.shape_of(place.layer)).collect();
+        (of_layers, [kv_heads, key_dim, value_dim])
+    });
+    if heads[0] != heads[1] {
+        let counts = [&*first, &*second].map(|attention| (attention.places.len(), attention.shape()));
+        return Err(Error::invalid(
+            "attentions",
+            format_args!("{counts:?}"),
+            "as many layers, of the same heads and scales",
+        )
+        .fix("make both attentions for one model"));
     }
     // Steps with one mask share it, and what is made for it.
     let mut masks = HashMap::new();
@@ -146,17 +158,18 @@ pub fn compare_backends<T: Number>(
             steps.iter().try_for_each(|metadata| group.admits(stream, metadata))?;
         }
     }
+    // On a thread that captures this refuses, before anything is lost.
+    stream.synchronize()?;
     for attention in [&mut *first, &mut *second] {
-        let cache = attention.cache_mut();
-        cache.entry().lose_all();
-        fill(stream, cache, seed)?;
+        attention.cache().entry().lose_all();
+        fill(stream, attention, seed)?;
     }
-    let value_dim = first.cache().shape().value_dim;
+    let (query_heads, value_dim) = (first.shape().heads, first.cache().shape().value_dim);
     let compared = steps.iter().enumerate().map(|(at, metadata)| {
         let layers = random_layers(stream, first, (seed, at), metadata.tokens())?;
         let first = fastest_run(stream, first, metadata, &layers, runs)?;
         let second = fastest_run(stream, second, metadata, &layers, runs)?;
-        Ok(StepComparison::new((models[0].0.heads, value_dim), metadata, [first, second]))
+        Ok(StepComparison::new((query_heads, value_dim), metadata, [first, second]))
     });
     compared.collect()
 }
@@ -210,7 +223,7 @@ fn run<T: Number>(
         Err(refused @ Error::NoBackend { .. }) => {
             // Later steps read what this one would have written.
             for (layer, [_, key, value]) in layers.iter().enumerate() {
-                write_rows(stream, attention.cache_mut(), metadata.slots(), layer, [key, value])?;
+                write_rows(stream, attention, metadata.slots(), layer, [key, value])?;
             }
             Ok(StepRun { backend: Err(refused), time, outputs: Vec::new() })
         }
@@ -233,15 +246,18 @@ fn forward<T: Number>(
     Ok((backend, outputs))
 }
 
+/// Writes keys and values of a layer of the model.
 fn write_rows<T: Number>(
     stream: &Stream,
-    cache: &mut PagedKvCache<T>,
+    attention: &mut Attention<T>,
     slots: &[i32],
     layer: usize,
     [key, value]: [&Tensor<T>; 2],
 ) -> Result<()> {
+    let own = attention.group_of(layer)?.1;
+    let cache = attention.cache_mut();
     let write = CacheWrite::plan(cache, stream, slots, key, value)?;
-    cache.write(stream, &write, layer, key, value)
+    cache.write(stream, &write, own, key, value)
 }
 
 impl StepComparison {
@@ -272,13 +288,14 @@ impl StepComparison {
     }
 }
 
-/// Fills a cache with numbers.
-fn fill<T: Number>(stream: &Stream, cache: &mut PagedKvCache<T>, seed: u64) -> Result<()> {
-    let tokens = cache.pool().blocks() * cache.pool().block_size();
+/// Fills the cache of each layer with numbers.
+fn fill<T: Number>(stream: &Stream, attention: &mut Attention<T>, seed: u64) -> Result<()> {
+    let pool = attention.cache().pool();
+    let tokens = pool.blocks() * pool.block_size();
     let slots: Vec<i32> = (0..).take(tokens).collect();
-    for layer in 0..cache.shape().layers {
-        let [key, value] = random_keys(stream, cache.shape(), [seed, 0, layer as u64], tokens)?;
-        write_rows(stream, cache, &slots, layer, [&key, &value])?;
+    for layer in 0..attention.places.len() {
+        let [key, value] = random_keys(stream, attention.cache().shape(), [seed, 0, layer as u64], tokens)?;
+        write_rows(stream, attention, &slots, layer, [&key, &value])?;
     }
     Ok(())
 }
@@ -297,7 +314,7 @@ fn random_layers<T: Number>(
         let [key, value] = random_keys(stream, attention.cache().shape(), seed, tokens)?;
         Ok([random_rows(stream, 0, seed, [tokens, heads, head_dim])?, key, value])
     };
-    (0..attention.cache().shape().layers).map(rows).collect()
+    (0..attention.places.len()).map(rows).collect()
 }
 
 /// Keys and values of tokens.

@@ -30,15 +30,20 @@ pub fn compare_caches<T: Number>(
     layers: &[LayerInputs<'_, T>],
 ) -> Result<Vec<OutputDeviation>> {
     let tokens = (steps.iter()).try_fold(0usize, |sum, new| sum.checked_add(*new));
-    let rows = (layers.first()).and_then(|layer| layer.query.shape().first());
-    if rows.is_none() || tokens != rows.copied() || steps.is_empty() {
+    let tensors = layers.iter().flat_map(|layer| [layer.query, layer.key, layer.value]);
+    let mut rows = tensors.map(|rows| rows.shape().first().copied());
+    let rows = match rows.clone().find(|rows| *rows != tokens) {
+        Some(other) => other,
+        None => rows.next().flatten(),
+    };
+    if rows.is_none() || tokens != rows || steps.is_empty() {
         return Err(Error::invalid(
             "steps",
             format_args!(
                 "{} tokens in {} steps for {} rows",
                 tokens.map_or_else(|| "too many".into(), |tokens| tokens.to_string()),
                 steps.len(),
-                rows.copied().unwrap_or(0)
+                rows.unwrap_or(0)
             ),
             "steps whose tokens are the rows of the layers",
         )

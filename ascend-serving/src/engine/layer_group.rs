@@ -93,10 +93,20 @@ impl<T: Element> LayerGroup<T> {
         &self.backends
     }
 
-    /// Refuses a stream of another device, and heads and preferences of backends that do not fit the cache.
+    /// Refuses a stream of another device, a cache of other layers, which may have been put in the place of the group's
+    /// own, and heads and preferences of backends that do not fit the cache.
     pub(crate) fn check(&self, stream: &Stream) -> Result<()> {
         self.cache.admits(stream)?;
         let shape = self.cache.shape();
+        if shape.layers != self.layers.len() {
+            return Err(Violation::new(
+                &rules::GROUP_LAYERS,
+                format_args!("a cache of {} layers", shape.layers),
+                format_args!("{} layers, as the group has", self.layers.len()),
+                "put a cache of as many layers in its place, or make the attention anew",
+            )
+            .into());
+        }
         self.shape.check_cache(&shape)?;
         Ok(self.backends.check_layers(shape.layers)?)
     }

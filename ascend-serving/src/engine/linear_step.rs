@@ -3,6 +3,7 @@
 use ascend_attention::delta_rule::DeltaTensors;
 use ascend_attention::{AnyTensor, Element, Stream, Tensor};
 
+use crate::backends::apart;
 use crate::error::{Error, Result};
 use crate::kv::no_layer;
 
@@ -61,6 +62,8 @@ impl<'a, T: Element> LinearStep<'a, T> {
         for (name, tensor) in given.clone() {
             self.rows.check_number(name, format_args!("layer {layer}, of linear attention"), tensor)?;
         }
+        // Each call of several would refuse them for itself, behind those that have written.
+        apart("the states of the pool", states.tensor(), given.clone())?;
         if let Some(output) = into {
             check_output("output", output, (stream.device(), tensors.value.shape()), given)?;
         }

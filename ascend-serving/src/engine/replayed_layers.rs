@@ -7,7 +7,7 @@ use ascend_attention::{AnyTensor, Element, Stream, Tensor, Violation};
 
 use crate::backends::{LatentForm, LayerInputs, LayerTensors};
 use crate::error::{Error, Result};
-use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, Replays, check_captured, copy_rows};
+use crate::graphs::{CachedLayer, CapturedGroup, GraphTensors, LentTensors, Replays, check_captured, copy_rows};
 use crate::kv::{QueuedLayers, no_layer};
 use crate::rules;
 
@@ -31,9 +31,8 @@ pub(super) struct ReplayedLayers<'a, T: Element> {
     /// The weights of the convolution of each layer of linear attention; empty without convolutions.
     pub(super) convolutions: &'a [TypedWeights<T>],
     pub(super) rows: StepRows<'a>,
-    /// For each group, and behind these for the layers of linear attention, the layer of the model that the tensors
-    /// were lent for last.
-    pub(super) lent: Vec<Option<usize>>,
+    /// The loans of each group's tensors, and behind these of those for layers of linear attention.
+    pub(super) lent: Vec<LentTensors>,
     /// The layer whose convolution was replayed last, counted among those of linear attention.
     pub(super) convolved: Option<usize>,
 }
@@ -56,22 +55,6 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         buffers.map(|buffers| &buffers.tensors).ok_or_else(|| self.missing(place))
     }
 
-    /// Refuses an input that is in its place of the graph, where the tensors were not lent for this layer: what is in
-    /// them may be another layer's.
-    fn check_taken(&self, layer: usize, place: LayerPlace, name: &str, [from, to]: [&AnyTensor; 2]) -> Result<()> {
-        let is_taken = self.lent.get(place.group) == Some(&Some(layer));
-        if is_taken || from.as_raw() != to.as_raw() {
-            return Ok(());
-        }
-        Err(Violation::new(
-            &rules::STEP_IN_PLACE,
-            format_args!("{name} of layer {layer} in the tensors of the graph, which were not lent for this layer"),
-            "tensors that were lent for the layer, or inputs of the caller's own",
-            "take the tensors for the layer (`Step::tensors` or `Step::linear_tensors`) before they are filled for it",
-        )
-        .into())
-    }
-
     /// The buffers of the layers of linear attention.
     pub(super) fn linear(&self, place: LayerPlace) -> Result<&'a LinearBuffers<T>> {
         self.replays.buffers().linear.as_ref().ok_or_else(|| self.missing(place))
@@ -79,25 +62,12 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
 
     /// Notes that the tensors of a layer are lent to be filled for it.
     pub(super) fn lend(&mut self, layer: usize, place: LayerPlace, queued: &QueuedLayers) -> Result<(), Violation> {
-        self.check_lent(layer, place, queued)?;
-        if let Some(lent) = self.lent.get_mut(place.group) {
-            *lent = Some(layer);
-        }
-        Ok(())
+        self.lent.get_mut(place.group).map_or(Ok(()), |lent| lent.lend(layer, queued))
     }
 
-    /// Refuses a layer whose tensors are also those of another one, for which they were lent and which is not queued.
-    fn check_lent(&self, layer: usize, place: LayerPlace, queued: &QueuedLayers) -> Result<(), Violation> {
-        let lent = self.lent.get(place.group).copied().flatten();
-        match lent.filter(|lent| *lent != layer && !queued.is_queued(*lent)) {
-            None => Ok(()),
-            Some(lent) => Err(Violation::new(
-                &rules::STEP_IN_PLACE,
-                format_args!("layer {layer}, whose tensors were lent to be filled for layer {lent}"),
-                format_args!("layer {lent} queued before another one that has its tensors"),
-                format_args!("queue layer {lent} first, then queue layer {layer} or take its tensors"),
-            )),
-        }
+    /// The loans of a layer's tensors.
+    fn lent(&self, place: LayerPlace) -> LentTensors {
+        self.lent.get(place.group).copied().unwrap_or_default()
     }
 
     fn missing(&self, place: LayerPlace) -> Error {
@@ -115,7 +85,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         queued: &mut QueuedLayers,
     ) -> Result<Tensor<T>> {
         let tensors = self.tensors(place)?;
-        self.check_lent(layer, place, queued)?;
+        self.lent(place).check_lent(layer, queued)?;
         self.check_inputs(layer, place, inputs)?;
         let form = tensors.latent().map(|latent| latent.form.kind());
         let query_rope = inputs.absorbed_rope(layer, form, &rules::GRAPH_INPUTS)?;
@@ -126,7 +96,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             queries.check_latents(layer, quantised)?;
         }
         let places = tensors.places(inputs, query_rope);
-        places.clone().try_for_each(|(name, from, to)| self.check_taken(layer, place, name, [from, to]))?;
+        self.lent(place).check_taken(layer, places.clone().chain(tensors.scale_place(inputs)))?;
         places.clone().try_for_each(|place| self.check_rows(place, format_args!("layer {layer}"), STEP_HEADS_FIX))?;
         if let Some(output) = into {
             let scale = tensors.quantised_query.as_ref().map(|queries| &**queries.scale());
@@ -182,7 +152,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         (queued, leased): (&mut QueuedLayers, &mut LeasedStates<'_>),
     ) -> Result<Tensor<T>> {
         let own = &self.linear(place)?.tensors;
-        self.check_lent(layer, place, queued)?;
+        self.lent(place).check_lent(layer, queued)?;
         let captured = own.inputs();
         let copies = by_name(inputs).into_iter().zip(by_name(&captured));
         let copies = copies.map(|((name, given), (_, captured))| (name, given, captured));
@@ -200,7 +170,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
                 ));
             }
             if let (Some(given), Some(captured)) = (given, captured) {
-                self.check_taken(layer, place, name, [given, captured])?;
+                self.lent(place).check_taken(layer, std::iter::once((name, given, captured)))?;
                 self.check_rows((name, given, captured), of_layer, LINEAR_HEADS_FIX)?;
             }
         }
@@ -231,7 +201,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
         else {
             return Err(self.missing(place));
         };
-        self.check_lent(layer, place, queued)?;
+        self.lent(place).check_lent(layer, queued)?;
         for (name, given, own) in [("weight", Some(inputs.weight), Some(weight)), ("bias", inputs.bias, bias.as_ref())]
         {
             let of_layer = format_args!("the convolution of layer {layer}");
@@ -239,7 +209,7 @@ impl<'a, T: Element> ReplayedLayers<'a, T> {
             check_captured((name, of_layer), given, own, WEIGHTS_FIX)?;
         }
         let fix = "bring the channels of the convolution in the `StateShape`";
-        self.check_taken(layer, place, "x", [inputs.x, x])?;
+        self.lent(place).check_taken(layer, std::iter::once(("x", &**inputs.x, &**x)))?;
         self.check_rows(("x", inputs.x, x), format_args!("layer {layer} of linear attention"), fix)?;
         copy_rows(stream, std::iter::once(("x", &**inputs.x, &**x)))?;
         leased.note_call(self.replays.launch(self.layers + place.layer, queued))?;

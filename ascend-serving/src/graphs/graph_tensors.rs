@@ -11,7 +11,7 @@ use crate::backends::{
     LatentForm, LatentTensors, LayerInputs, QuantisedQueries, RecordedBackend, StepProgram, names_of_keys, size,
 };
 use crate::error::{Error, Result};
-use crate::kv::{DeviceQuantisers, LayerCache, QuantisedLayer};
+use crate::kv::{DeviceQuantisers, LayerCache, QuantisedLayer, QueuedLayers};
 use crate::rules;
 
 /// The tensors of a captured layer, with a row for each token of the captured size: its requests times the tokens of
@@ -79,6 +79,14 @@ impl<T: Element> GraphTensors<T> {
         }
     }
 
+    /// The scales of quantised queries by name, with their place.
+    pub(crate) fn scale_place<'a>(
+        &'a self,
+        inputs: &LayerInputs<'a, T>,
+    ) -> Option<(&'static str, &'a AnyTensor, &'a AnyTensor)> {
+        self.quantised_queries(inputs).map(|[from, to]| ("scale", &**from.scale(), &**to.scale()))
+    }
+
     /// Copies the inputs of a layer, which fit, to the first places of these tensors.
     pub(crate) fn copy_in(
         &self,
@@ -86,8 +94,55 @@ impl<T: Element> GraphTensors<T> {
         inputs: &LayerInputs<'_, T>,
         query_rope: Option<&Tensor<T>>,
     ) -> Result<()> {
-        let scale = self.quantised_queries(inputs).map(|[from, to]| ("scale", &**from.scale(), &**to.scale()));
-        copy_rows(stream, self.places(inputs, query_rope).chain(scale))
+        copy_rows(stream, self.places(inputs, query_rope).chain(self.scale_place(inputs)))
+    }
+}
+
+/// Whether the tensors of a graph, which several layers have, are lent to be filled for one of them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LentTensors {
+    /// The layer that they were lent for last.
+    layer: Option<usize>,
+}
+
+impl LentTensors {
+    /// Notes that the tensors are lent for a layer.
+    pub(crate) fn lend(&mut self, layer: usize, queued: &QueuedLayers) -> Result<(), Violation> {
+        self.check_lent(layer, queued)?;
+        self.layer = Some(layer);
+        Ok(())
+    }
+
+    /// Refuses a layer whose tensors were lent for another one that is not queued.
+    pub(crate) fn check_lent(self, layer: usize, queued: &QueuedLayers) -> Result<(), Violation> {
+        match self.layer.filter(|lent| *lent != layer && !queued.is_queued(*lent)) {
+            None => Ok(()),
+            Some(lent) => Err(Violation::new(
+                &rules::STEP_IN_PLACE,
+                format_args!("layer {layer}, whose tensors were lent to be filled for layer {lent}"),
+                format_args!("layer {lent} queued before another one that has its tensors"),
+                format_args!("queue layer {lent} first, then queue layer {layer} or take its tensors"),
+            )),
+        }
+    }
+
+    /// Refuses inputs of a layer, each with its name and place, that are in their places where these were not lent for
+    /// the layer: what is in them may be another layer's.
+    pub(crate) fn check_taken<'a>(
+        self,
+        layer: usize,
+        mut inputs: impl Iterator<Item = (&'static str, &'a AnyTensor, &'a AnyTensor)>,
+    ) -> Result<(), Violation> {
+        let in_place = inputs.find(|(_, from, to)| self.layer != Some(layer) && from.as_raw() == to.as_raw());
+        in_place.map_or(Ok(()), |(name, ..)| {
+            Err(Violation::new(
+                &rules::STEP_IN_PLACE,
+                format_args!("{name} of layer {layer} in the tensors of the graph, which were not lent for this layer"),
+                "tensors that were lent for the layer, or inputs of the caller's own",
+                "take the tensors for the layer (`tensors` or `linear_tensors` of the step) before they are filled \
+                 for it",
+            ))
+        })
     }
 }
 

@@ -18,5 +18,5 @@ pub use graph_pool::{GraphPool, GraphStep};
 pub(crate) use graph_pool::{Replays, not_while_capturing};
 pub use graph_tensors::GraphTensors;
 pub(crate) use graph_tensors::{
-    CachedLayer, CapturedProgram, GroupBuffers, ReplayedProgram, check_captured, copy_rows, zeros,
+    CachedLayer, CapturedProgram, GroupBuffers, LentTensors, ReplayedProgram, check_captured, copy_rows, zeros,
 };

@@ -100,7 +100,8 @@ impl<T: Element> PagedKvCache<T> {
     ///
     /// After a tree of drafts was verified, its accepted drafts are made contiguous by
     /// [`AcceptedDrafts::moves`](crate::AcceptedDrafts::moves), and then the sequence is cut behind them
-    /// ([`Sequence::truncate`]).
+    /// ([`Sequence::truncate`]). Where several caches share a pool, such as those of a model and of its drafter, move
+    /// the tokens in each of them before the cut: nothing finds one that was forgotten.
     ///
     /// # Errors
     /// [`ARGUMENT_DEVICE`](crate::rules::ARGUMENT_DEVICE) for a stream of another device;

@@ -12,8 +12,8 @@ use ascend_attention::{Stream, Tensor, bf16};
 use ascend_serving::kv::{BlockPool, CacheShape, PadPolicy, PagedKvCache};
 use ascend_serving::{
     Attention, AttentionBackend, AttentionMetadata, AttentionShape, AttentionState, Backend, Backends, BatchRequest,
-    BatchSettings, Causality, Error, FurthestElement, LayerMask, LayerTensors, RecordedBatch, Result, StepComparison,
-    StepContext, StepMemory, StepProgram, StepStage, compare_backends, rules,
+    BatchSettings, Causality, Error, FurthestElement, LayerGroup, LayerMask, LayerTensors, RecordedBatch, Result,
+    StepComparison, StepContext, StepMemory, StepProgram, StepStage, compare_backends, rules,
 };
 use proptest::prelude::*;
 
@@ -300,6 +300,16 @@ fn the_same_backend_computes_the_same_and_seeds_differ() {
     let found = compare(&stream, (1, 3), backends, &next).unwrap();
     assert_eq!(elements(&found)[0], 2 * (5 + 3) * 4 * 64);
     assert!(furthest(&found).is_none_or(|(_, at)| at.distance < 1e-2));
+    // Each layer of the model has a cache layer, whichever that is.
+    let in_order = |layers: [usize; 2]| {
+        let cache = PagedKvCache::new(stream.device(), 12, BLOCK, CacheShape::new(2, 2, 64), PadPolicy::SkipNegative);
+        let backends = Backends::none().with(Backend::Fused);
+        let group = LayerGroup::<bf16>::new(layers, Causality::Causal, shape(), cache.unwrap(), backends);
+        Attention::of_groups(2, [group]).unwrap()
+    };
+    let (mut first, mut second) = (in_order([0, 1]), in_order([1, 0]));
+    let found = compare_backends(&stream, [&mut first, &mut second], &next, 0, 1).unwrap();
+    assert_eq!(furthest(&found), None);
     let refused = [Backends::none().with(Backend::PagedDecode), Backends::none()];
     let found = compare(&stream, (1, 1), refused, &steps).unwrap();
     assert_eq!(elements(&found), [0, 0]);
@@ -320,8 +330,28 @@ fn what_cannot_be_compared_is_refused_by_name() {
     let short = RecordedBatch::new(settings(None), &[request(300, 1, &[4])]);
     assert!(refusal(&[short]).to_string().contains("blocks"));
 
+    // A cache of other layers in the place of an attention's own.
+    let (mut right, mut wrong) = (attention(&stream, fused()), attention(&stream, fused()));
+    *wrong.cache_mut() =
+        PagedKvCache::new(stream.device(), 12, BLOCK, CacheShape::new(3, 2, 64), PadPolicy::SkipNegative).unwrap();
+    let refused = compare_backends(&stream, [&mut right, &mut wrong], &steps, 0, 1).unwrap_err();
+    assert!(refused.breaks(&rules::GROUP_LAYERS), "{refused}");
+
     let one_layer = PagedKvCache::new(stream.device(), 12, BLOCK, CacheShape::new(1, 2, 64), PadPolicy::SkipNegative);
     let mut one_layer = Attention::new(shape(), one_layer.unwrap(), fused());
     let refused = compare_backends(&stream, [&mut attention(&stream, fused()), &mut one_layer], &steps, 0, 1);
     assert!(refused.unwrap_err().to_string().contains("attentions"));
+    let latents = || {
+        let shape = CacheShape::latent(2);
+        let cache = PagedKvCache::new(stream.device(), 12, BLOCK, shape, PadPolicy::SkipNegative).unwrap();
+        Attention::new(AttentionShape::latent(4), cache, fused())
+    };
+    let refused = compare_backends(&stream, [&mut latents(), &mut latents()], &steps, 0, 1).unwrap_err();
+    assert!(refused.to_string().contains("latents"), "{refused}");
+    let scaled = || {
+        let attention = attention(&stream, fused());
+        attention.layer_scales(|layer| 0.1 * (layer + 1) as f64).unwrap()
+    };
+    let refused = compare_backends(&stream, [&mut attention(&stream, fused()), &mut scaled()], &steps, 0, 1);
+    assert!(refused.unwrap_err().to_string().contains("scales"));
 }

@@ -16,7 +16,7 @@ use ascend_serving::kv::{
 };
 use ascend_serving::{
     Attention, AttentionMetadata, AttentionShape, Backend, Backends, BatchRequest, BatchSettings, Causality, Error,
-    GraphLimits, LayerMask, NamedMask, compare_caches, rules,
+    GraphLimits, LayerInputs, LayerMask, NamedMask, compare_caches, rules,
 };
 use proptest::prelude::*;
 use proptest::test_runner::Config;
@@ -382,6 +382,11 @@ fn the_accuracy_is_that_of_the_scales() {
         let refused = compare_caches(&stream, &mut one, &mut other, steps, layers);
         assert!(matches!(refused, Err(Error::Violation(_))), "{refused:?}");
     }
+    // Rows that no step has.
+    let longer = Tensor::empty(stream.device(), [151, rows[1].key.shape()[1], rows[1].key.shape()[2]]).unwrap();
+    let odd = rows.each_ref().map(|layer| LayerInputs::from((layer.query, &longer, layer.value)));
+    let refused = compare_caches(&stream, &mut one, &mut other, &[150], &odd);
+    assert!(matches!(refused, Err(Error::Violation(_))), "{refused:?}");
 }
 
 #[test]

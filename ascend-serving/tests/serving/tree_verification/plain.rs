@@ -87,7 +87,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
     let request = |r: &usize| TreeRequest { sequence: &sequences[*r], cached: sequences[*r].len(), tree: &trees[*r] };
     let requests: Vec<_> = all.iter().map(request).collect();
     let mut step = verification.begin(&stream, &cache, &requests).unwrap();
-    prop_assert!(step.tensors().is_none());
+    prop_assert!(step.tensors(0).unwrap_err().breaks(&rules::STEP_IN_PLACE));
     for (layer, numbers) in layers.iter().enumerate() {
         let [query, key, value] = &uploaded[layer];
         let out = step.forward(layer, (query, key, value)).unwrap();
@@ -310,7 +310,8 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     assert!(why.breaks(&rules::ARGUMENT_VALUE), "{why}");
     assert!(step.softmax_lse().is_none() && step.is_one_call() == Some(false));
     // Inputs in the first rows of their tensors stay there, and none may be in another's.
-    let tensors = step.tensors().unwrap();
+    assert!(step.tensors(1).unwrap_err().breaks(&rules::ARGUMENT_VALUE));
+    let tensors = step.tensors(0).unwrap();
     let own = [&tensors.query, &tensors.key, &tensors.value].map(|tensor| tensor.narrow(0, 0..1).unwrap());
     let [query, key, value] = &own;
     let why = step.forward(0, (key, query, value)).unwrap_err();
@@ -331,6 +332,11 @@ fn graphs_of_trees_say_what_they_do_not_verify() {
     };
     check(&step.softmax_lse().unwrap().download(&stream).unwrap(), &output);
     step.end().unwrap();
+    // In the next step they are to be taken anew.
+    let mut step = graphs.begin(&stream, &[request]).unwrap();
+    let why = step.forward(0, (query, key, value)).unwrap_err();
+    assert!(why.breaks(&rules::STEP_IN_PLACE), "{why}");
+    drop(step);
     // As without a graph.
     let mut step = verification.begin(&stream, &cache, &[request]).unwrap();
     let ones = stream.upload(&[f16::ONE; 3 * DIM], [1, 1, 3, DIM]).unwrap();
