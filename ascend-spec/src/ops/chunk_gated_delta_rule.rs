@@ -64,7 +64,8 @@ pub mod rules {
             "describe the tensor with as many axes";
         HEADS = "chunk_delta.heads", INNER_NULLPTR, V1, "ChunkGatedDeltaRule tiling, heads",
             "there are 1 to 64 key heads, and value heads up to 64, a multiple of them",
-            "give each key head as many value heads; divide more heads over calls, such that those of a key head stay together";
+            "give each key head as many value heads; divide more heads over calls, such that those of a key head stay \
+             together";
         DIMS = "chunk_delta.dims", INNER_NULLPTR, V1, "ChunkGatedDeltaRule tiling, head dimensions",
             "heads of keys and of values have 1 to 128 elements",
             "use the operator for heads of this size alone";

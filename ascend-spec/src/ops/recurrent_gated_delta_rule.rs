@@ -73,7 +73,8 @@ pub mod rules {
             "describe the tensor with as many axes";
         HEADS = "recurrent_delta.heads", INNER_NULLPTR, V1, "RecurrentGatedDeltaRule tiling, heads",
             "there are 1 to 256 key heads, and value heads up to 256, a multiple of them",
-            "give each key head as many value heads; divide more heads over calls, such that those of a key head stay together";
+            "give each key head as many value heads; divide more heads over calls, such that those of a key head stay \
+             together";
         DIMS = "recurrent_delta.dims", INNER_NULLPTR, V1, "RecurrentGatedDeltaRule tiling, head dimensions",
             "heads of keys and of values have 1 to 512 elements",
             "use the operator for heads of this size alone";

@@ -1,8 +1,9 @@
 //! The rules of FusedCausalConv1d and of its in-place form.
 //!
-//! Some conditions that the sources of 9.1 leave to the caller are rules here, with the status that later sources or the
-//! documents give them, since what the kernel does otherwise is not known: windows of other widths in calls of few rows,
-//! strides, prefix caching without one of its tensors, blocks of 1 token, and a pool of fewer lines than sequences.
+//! Some conditions that the sources of 9.1 leave to the caller are rules here, with the status that later sources or
+//! the documents give them, since what the kernel does otherwise is not known: windows of other widths in calls of few
+//! rows, strides, prefix caching without one of its tensors, blocks of 1 token, and a pool of fewer lines than
+//! sequences.
 
 use super::Version;
 use crate::rule::rules;
@@ -35,16 +36,16 @@ rules! {
         "x has 2 or 3 axes, weight 2, convStates 3, the other tensors 1, and cacheIndices 2 with blocks",
         "describe the tensor with as many axes";
     STRIDES = "fused_conv.strides", TILING_ERROR, V1, "FusedCausalConv1d tiling, strides",
-        "the elements of a row stand next to each other, rows of x at equal distances, rows that are written apart from \
-         each other, and y is contiguous",
+        "the elements of a row stand next to each other, rows of x at equal distances, rows that are written apart \
+         from each other, and y is contiguous",
         "copy to a tensor whose rows are whole; rows of x and convStates may have gaps between them";
     CHANNELS = "fused_conv.channels", TILING_ERROR, V1, "FusedCausalConv1d tiling, dim",
         "a row has a multiple of 16 elements up to 16384, at least 64 with maxQueryLen 1 to 8 or x [B, L, dim]",
         "pad the channels of rows, weights and lines, or divide them over calls";
     WIDTH = "fused_conv.width", TILING_ERROR, V1, "FusedCausalConv1d tiling, weight",
         "a window has 3 rows",
-        "pass weights [3, channels], transposed from a model's [channels, 3]; zero-pad those of 2 rows in front, and for 4 rows use \
-         CausalConv1d of vLLM-Ascend's package for wider windows";
+        "pass weights [3, channels], transposed from a model's [channels, 3]; zero-pad those of 2 rows in front, and \
+         for 4 rows use CausalConv1d of vLLM-Ascend's package";
     SHAPE = "fused_conv.shape", TILING_ERROR, V1, "FusedCausalConv1d tiling, shapes",
         "weight, bias, convStates and y have the channels of x, y its shape, and the tensors of numbers the sequences \
          of the call",

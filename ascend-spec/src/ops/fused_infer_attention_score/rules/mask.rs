@@ -15,8 +15,8 @@ rules! {
     MODE = "sparse_mode.known", TILING_ERROR, V1, "check D10",
         "sparseMode is from 0 to 4 in the prefill path",
         "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 \
-         and A3 with rotary parts: elsewhere pass the tree as a full mask, in mode 1 or over latents in mode 0, or leave it to the safe layer's \
-         TreeVerification";
+         and A3 with rotary parts: elsewhere pass the tree as a full mask, in mode 1 or over latents in mode 0, or \
+         leave it to the safe layer's TreeVerification";
     REQUIRED = "atten_mask.required", TILING_ERROR, V1, "check E4.1" in Scope::ALL,
         "sparse modes 1 to 4 have a mask in the prefill path",
         "pass the mask, or use mode 0 without one to let every row see every key";

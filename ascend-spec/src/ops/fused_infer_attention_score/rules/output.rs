@@ -40,9 +40,18 @@ pub(crate) fn dtype(f: &Facts<'_>) -> Result<(), Violation> {
         (DType::Bf16, _) => &[DType::Bf16, DType::Int8],
         _ => &[DType::Float16, DType::Int8],
     };
-    OUT_DTYPE.takes(Noted(f.out.dtype, format_args!("for a {} query", f.query.dtype)), allowed).fix(|| {
-        Change::to(Parameter::AttentionOut, NewArgument::DType(allowed.first().copied().unwrap_or(f.query.dtype)))
-    })
+    // The prefill path has no absorbed form: what looks like one has more rows than the decode path takes.
+    let is_absorbed = f.rope() && f.q.dim == 512 && f.query.dtype == DType::Int8 && f.prefill();
+    let most = FiaCall::most_decode_rows(f.target, f.query.dtype);
+    OUT_DTYPE.takes(Noted(f.out.dtype, format_args!("for a {} query", f.query.dtype)), allowed).fix(
+        || match is_absorbed {
+            true => Err(format!("compute at most {most} query rows of a sequence in a call over latents")),
+            false => {
+                let own = allowed.first().copied().unwrap_or(f.query.dtype);
+                Ok(Change::to(Parameter::AttentionOut, NewArgument::DType(own)))
+            }
+        },
+    )
 }
 
 /// The extents that the output should have.

@@ -10,7 +10,8 @@ use crate::{Change, DType, Layout, NewArgument, SparseMode, Violation};
 rules! {
     in Scope::A2_A3;
     ARRAYS = "packed.lengths_required", TILING_ERROR, V1, "check E2.1" in Scope::ALL,
-        "packed layouts have both length arrays, with the same number of entries, from 1 to 4096 before 8.5 and to 65536 since",
+        "packed layouts have both length arrays, with the same number of entries, from 1 to 4096 before 8.5 and to \
+         65536 since",
         "pass cumulative query ends, and key ends (key lengths with paging), one for each sequence";
     DATA = "packed.lengths_data", TILING_ERROR, V2, "check E2.1" in Scope::A2_A3.until(V8_1),
         "packed sequences of the prefill path are not asked for by GetMaxWorkspaceSize, which keeps back what the \
@@ -21,12 +22,12 @@ rules! {
         "pass cumulative sums, without a leading 0";
     Q_TOTAL = "packed.q_total", TILING_ERROR, V1, "check E2.2" in Scope::ALL,
         "the last entry of actualSeqLengths is the number of packed query rows, before 8.5 at most 1048576",
-        "let the last entry be the query's rows: trim the query to the rows in use or add a sequence for the padding rows, \
-         and where it is larger correct the lengths";
+        "let the last entry be the query's rows: trim the query to the rows in use or add a sequence for the padding \
+         rows, and where it is larger correct the lengths";
     KV_ENDS = "packed.kv_ends", TILING_ERROR, V1, "check E2.3" in Scope::ALL,
         "actualSeqLengthsKv of a packed layout without paging is cumulative and ends at the number of packed key rows",
-        "let the last entry be the rows of key and value: trim them to the rows in use, and where it is larger correct the \
-         lengths";
+        "let the last entry be the rows of key and value: trim them to the rows in use, and where it is larger \
+         correct the lengths";
     KV_RANGE = "packed.kv_range", TILING_ERROR, V1, "check E2.4" in Scope::ALL,
         "actualSeqLengthsKv of a packed layout with paging has each sequence's own length, within its block table row",
         "pass each sequence's own length (not cumulative), and a block table wide enough for it";

@@ -31,7 +31,8 @@ rules! {
         "in the decode path quantScale2 and quantOffset2 go with an INT8 output only",
         "drop quantScale2 and quantOffset2, or make the output INT8";
     OUT_DTYPE = "quant_scale2.dtype", TILING_ERROR, V1, "checks D7, J18, F9" in Scope::ALL,
-        "quantScale2 is FLOAT, or BF16 with a BF16 query, or until 8.5 FLOAT16 with a FLOAT16 query in the prefill path",
+        "quantScale2 is FLOAT, or BF16 with a BF16 query, or until 8.5 FLOAT16 with a FLOAT16 query in the prefill \
+         path",
         "convert quantScale2";
     OUT_SIZE = "quant_scale2.size", TILING_ERROR, V1, "check D8",
         "quantScale2 has one element, or one for each head and dimension",

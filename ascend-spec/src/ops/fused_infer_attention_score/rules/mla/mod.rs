@@ -17,7 +17,7 @@ rules! {
     LAYOUT = "rope.layout", TILING_ERROR, V3, "checks B5, D16, I8",
         "rotary parts go with TND and NTD_TND in the prefill path, and with every layout but BNSD_BSND and NTD_TND in \
          the absorbed form",
-        "pack the sequences";
+        "pack the sequences, and over latents compute at most 16 rows of a sequence in a call";
     PREFILL_DIMS = "rope.prefill_dims", TILING_ERROR, V3, "check E2.7",
         "in the prefill path query, key and value have head dimension 128, the rotary parts 64 and the other axes of \
          query and key",

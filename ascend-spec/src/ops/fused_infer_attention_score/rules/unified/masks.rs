@@ -16,8 +16,8 @@ rules! {
     MODE = "sparse_mode.unified", TILING_ERROR, V1, "check I4; Ascend 950, masks",
         "sparseMode is from 0 to 4; on Atlas A2 and A3 from 9.1 on also 9, the tree mask",
         "modes 5 to 8 belong to the training operators; mode 9, the tree mask, exists from CANN 9.1 on, on Atlas A2 \
-         and A3 with rotary parts: elsewhere pass the tree as a full mask, in mode 1 or over latents in mode 0, or leave it to the safe layer's \
-         TreeVerification";
+         and A3 with rotary parts: elsewhere pass the tree as a full mask, in mode 1 or over latents in mode 0, or \
+         leave it to the safe layer's TreeVerification";
     FORM_MODE = "sparse_mode.form", TILING_ERROR, V3, "check I4; Ascend 950, M7",
         "the absorbed form takes sparse modes 0, 3, 4 and where there is one the tree mask of mode 9",
         "use mode 3 for causal attention, mode 4 for a window, mode 0 for neither";
