@@ -293,8 +293,8 @@ impl<'a, T: Element> TreeStep<'a, T> {
         Ok(PlannedTrees { nodes, writes: writes.transpose()?, calls, refused })
     }
 
-    /// The graphs' tensors of a layer in a step that is replayed, `[size, heads, nodes, D]`, whose rows may be filled in
-    /// place on the step's stream: [`forward`](Self::forward) copies none of the inputs that are the first rows of
+    /// The graphs' tensors of a layer in a step that is replayed, `[size, heads, nodes, D]`, whose rows may be filled
+    /// in place on the step's stream: [`forward`](Self::forward) copies none of the inputs that are the first rows of
     /// their own tensor. Rows of padding, and rows after the nodes of a tree, may hold any finite numbers. All layers
     /// have these tensors: until this layer is queued, no other one can be queued, nor its tensors taken. Inputs in
     /// tensors that were not taken for their layer are refused.

@@ -61,12 +61,12 @@ pub struct FurthestElement {
 ///
 /// A record has lengths and blocks, but no numbers: both caches are first filled with the same numbers, so that a step
 /// reads what recorded earlier steps would have written, and get the same queries, keys and values; equal seeds give
-/// equal numbers. The attentions have one group of layers, as many of the same heads and scales; backends, formats of the
-/// caches and the order of layers in them may differ, and latents are not compared. Of the library's backends `named_mask` alone computes named masks. A step that one
-/// of them cannot compute is reported with the reason, and its keys are written nevertheless. What the caches held
-/// before is lost, and so are the tokens of sequences over them: make [`PrefixCache`](crate::PrefixCache)s over them anew,
-/// whose prefixes would begin with other keys. The function waits for the stream after each step: use
-/// it to choose backends and find errors, not while serving.
+/// equal numbers. The attentions have one group of layers, as many of the same heads and scales; backends, formats of
+/// the caches and the order of layers in them may differ, and latents are not compared. Of the library's backends
+/// `named_mask` alone computes named masks. A step that one of them cannot compute is reported with the reason, and its
+/// keys are written nevertheless. What the caches held before is lost, and so are the tokens of sequences over them:
+/// make every [`PrefixCache`](crate::PrefixCache) over them anew, whose prefixes would begin with other keys. The
+/// function waits for the stream after each step: use it to choose backends and find errors, not while serving.
 ///
 /// ```
 /// # fn main() -> ascend_serving::Result<()> {

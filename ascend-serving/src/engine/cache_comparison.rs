@@ -31,19 +31,16 @@ pub fn compare_caches<T: Number>(
 ) -> Result<Vec<OutputDeviation>> {
     let tokens = (steps.iter()).try_fold(0usize, |sum, new| sum.checked_add(*new));
     let tensors = layers.iter().flat_map(|layer| [layer.query, layer.key, layer.value]);
-    let mut rows = tensors.map(|rows| rows.shape().first().copied());
-    let rows = match rows.clone().find(|rows| *rows != tokens) {
-        Some(other) => other,
-        None => rows.next().flatten(),
-    };
-    if rows.is_none() || tokens != rows || steps.is_empty() {
+    let mut rows = tensors.map(|rows| rows.shape().first().copied().unwrap_or(0));
+    let other = rows.find(|rows| Some(*rows) != tokens);
+    if layers.is_empty() || steps.is_empty() || other.is_some() {
         return Err(Error::invalid(
             "steps",
             format_args!(
                 "{} tokens in {} steps for {} rows",
                 tokens.map_or_else(|| "too many".into(), |tokens| tokens.to_string()),
                 steps.len(),
-                rows.unwrap_or(0)
+                other.unwrap_or(0)
             ),
             "steps whose tokens are the rows of the layers",
         )

@@ -49,9 +49,10 @@ impl RowsPerRequest {
 
 impl GraphLimits {
     /// Limits of steps of up to these numbers of requests ([`tokens_each`](Self::tokens_each) may need one more), each
-    /// of which has at most `keys` keys, those of the step included; of [drafted trees](crate::TreeGraphs) at most `keys` tokens in the cache. All requests of a step
-    /// together have at most as many blocks as the cache, unless they verify trees. More sizes than
-    /// [`CaptureEstimate::STREAMS`] are refused at the capture; one more is kept for that.
+    /// of which has at most `keys` keys, those of the step included; of [drafted trees](crate::TreeGraphs) at most
+    /// `keys` tokens in the cache. All requests of a step together have at most as many blocks as the cache, unless
+    /// they verify trees. More sizes than [`CaptureEstimate::STREAMS`] are refused at the capture; one more is kept for
+    /// that.
     pub fn new(sizes: impl IntoIterator<Item = usize>, keys: usize) -> Self {
         Self {
             sizes: sizes.into_iter().take(CaptureEstimate::STREAMS.saturating_add(1)).collect(),
@@ -71,9 +72,10 @@ impl GraphLimits {
     /// over are those of dummy requests, so that such a step needs a size of at least one request more than it has.
     /// So capture one request more than ever run. A step without drafts has the rows of its size, too: for such steps
     /// capture a second set of graphs over the same attention, of one token each, and begin each step from the set
-    /// that [serves](crate::AttentionGraphs::serves) it, this one first. Layers of linear attention need a pool of at least as many states as
-    /// the largest size has rows, from CANN 9.1 on. Absorbed queries over latents have at most 16 rows a request on
-    /// CANN 8.1: a step whose dummies would have more takes a larger size, or is computed without a graph.
+    /// that [serves](crate::AttentionGraphs::serves) it, this one first. Layers of linear attention need a pool of at
+    /// least as many states as the largest size has rows, from CANN 9.1 on. Absorbed queries over latents have at most
+    /// 16 rows a request on CANN 8.1: a step whose dummies would have more takes a larger size, or is computed without
+    /// a graph.
     ///
     /// With layers of linear attention a request has at most 8 tokens, which their operator takes.
     ///
