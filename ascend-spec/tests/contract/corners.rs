@@ -244,8 +244,7 @@ fn lists_of_int32_are_addressed_by_int4() {
 }
 
 #[test]
-fn a_shared_prefix_is_not_read_as_packed_int4() {
-    // A5: only key and value are.
+fn a_shared_prefix_is_packed_int4_as_its_keys_are() {
     let words = [of(DType::Int32, &[2, 4, 32, 8])];
     let call = |rows, dtype, dim| FiaCall {
         query: Some(half(&[2, 4, rows, 64])),
@@ -259,15 +258,17 @@ fn a_shared_prefix_is_not_read_as_packed_int4() {
         ..FiaCall::new("BNSD")
     };
     for rows in [1, 32] {
+        let (nibbles, packed) = (call(rows, DType::Int4, 64), call(rows, DType::Int32, 8));
+        assert_eq!(checked(&nibbles).problem.prefix, checked(&packed).problem.prefix);
         answers(&[
-            ("accepted", "INT4", call(rows, DType::Int4, 64)),
-            ("shared_prefix.shape", "INT32", call(rows, DType::Int32, 8)),
+            ("accepted", "INT4", nibbles),
+            ("accepted", "INT32", packed),
+            ("shared_prefix.shape", "eight times as many", call(rows, DType::Int32, 64)),
         ]);
     }
-    answers(&[
-        ("shared_prefix.dtype", "looked at", call(1, DType::Int32, 64)),
-        ("unsupported", "not looked at", call(32, DType::Int32, 64)),
-    ]);
+    let unpacked = [of(DType::Int4, &[2, 4, 32, 64])];
+    let of_nibbles = |rows| FiaCall { key: &unpacked, value: &unpacked, ..call(rows, DType::Int32, 64) };
+    answers(&[("shared_prefix.dtype", "looked at", of_nibbles(1)), ("unsupported", "not looked at", of_nibbles(32))]);
 }
 
 #[test]

@@ -103,8 +103,9 @@ fn problem<'a>(f: &Facts<'a>, (work, mode, mask): Verdict) -> Result<AttentionPr
     let prefixes = [&call.key_shared_prefix, &call.value_shared_prefix];
     let packed = |prefix: &TensorDesc| prefix.dtype == DType::Int32;
     let packed = prefixes.into_iter().flatten().any(packed);
-    if problem.prefix.is_some() && packed && !f.target.is_950() {
-        return Err(Violation::unsupported("a shared prefix (keySharedPrefix) of INT32"));
+    // Of other keys the prefill path takes it, and no source says how it reads it.
+    if problem.prefix.is_some() && packed && f.nibbles == 1 {
+        return Err(Violation::unsupported("a shared prefix (keySharedPrefix) of INT32 for keys of another type"));
     }
     // A single row over quantised keys sees them all, wherever the query's padding puts it.
     let sees_all = f.target.is_950() && f.kind() == QuantisationKind::Antiquant && f.most_rows() == 1;

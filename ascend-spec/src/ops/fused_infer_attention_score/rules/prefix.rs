@@ -1,6 +1,7 @@
 //! Shared prefix.
 
 use super::Facts;
+use crate::layout::Extents;
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
 use crate::{DType, TensorDesc, Violation};
@@ -25,6 +26,18 @@ rules! {
         "copy the prefix into each sequence's keys";
 }
 
+/// The extents of a shared prefix, whose INT32 hold eight INT4 each where those of key and value do.
+pub(crate) fn extents(f: &Facts<'_>, prefix: &TensorDesc) -> Option<Extents> {
+    let stored = f.layout.input().extents(&prefix.shape, f.kv_heads)?;
+    let packed = if prefix.dtype == DType::Int32 { f.nibbles } else { 1 };
+    Some(Extents { dim: stored.dim.saturating_mul(packed), ..stored })
+}
+
+/// The dtype of the elements of a shared prefix.
+fn stored_dtype(f: &Facts<'_>, prefix: &TensorDesc) -> DType {
+    if f.nibbles > 1 { super::unpacked(prefix.dtype) } else { prefix.dtype }
+}
+
 /// Checks the tensors of the shared prefix, and the length that is used.
 pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
     let call = f.call;
@@ -39,9 +52,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         ("a tensor list", f.prefill() && f.kv_list),
         ("left padding", f.prefill() && super::padding::given(f)),
     ])?;
-    // INT32 is not unpacked here: only key and value hold eight INT4 in each.
-    let extents = |desc: &TensorDesc| f.layout.input().extents(&desc.shape, f.kv_heads);
-    let fits = match (extents(key), extents(value)) {
+    let fits = match (extents(f, key), extents(f, value)) {
         (Some(k), Some(v)) => {
             k.batch == 1
                 && k.rows > 0
@@ -58,7 +69,7 @@ pub(crate) fn check(f: &Facts<'_>) -> Result<(), Violation> {
         format_args!("batch 1, {} heads of {}, equal rows", f.k.heads, f.k.dim),
     );
     require!(
-        f.prefill() || (key.dtype == f.kv_dtype() && key.dtype == value.dtype),
+        f.prefill() || (stored_dtype(f, key) == f.kv_dtype() && key.dtype == value.dtype),
         DTYPE,
         format_args!("{} and {}", key.dtype, value.dtype),
         f.kv_dtype(),

@@ -7,7 +7,7 @@ use crate::ops::fused_infer_attention_score::rules::ascend950::QuantisationKind;
 use crate::ops::fused_infer_attention_score::rules::{Facts, heads, packed, padding, prefix, pse, sink};
 use crate::ops::fused_infer_attention_score::{Parameter, Version};
 use crate::rule::{require, rules};
-use crate::{Axes, Cann, DType, Dims, TensorDesc, Violation};
+use crate::{Axes, Cann, DType, Dims, Violation};
 
 rules! {
     in Scope::UNIFIED;
@@ -124,14 +124,7 @@ pub(crate) fn shared_prefix(f: &Facts<'_>) -> Result<(), Violation> {
         ("blockTable", f.paged()),
         ("a tensor list", f.kv_list && (f.q.rows != 1 || f.is_950())),
     ])?;
-    let extents = |desc: &TensorDesc| {
-        let stored = f.layout.input().extents(&desc.shape, f.kv_heads)?;
-        // Each INT32 holds eight INT4, as in the keys.
-        let packed = if desc.dtype == DType::Int32 { f.nibbles } else { 1 };
-        let dim = stored.dim.saturating_mul(packed);
-        Some(Extents { dim, ..stored })
-    };
-    let fits = match (extents(key), extents(value)) {
+    let fits = match (prefix::extents(f, key), prefix::extents(f, value)) {
         (Some(k), Some(v)) => {
             k.rows > 0
                 && k == Extents { batch: 1, rows: k.rows, ..f.k }
