@@ -11,7 +11,6 @@ use std::process::ExitCode;
 use ascend_attention::Machine;
 use ascend_attention::case::{Case, Expect, ParameterCase};
 use ascend_attention::spec::declared::{AnyArguments, DeclaredOperator};
-use ascend_attention::spec::ops::fused_infer_attention_score::Version;
 use ascend_attention::spec::{Cann, FIND_KERNEL_ERROR, Soc, Target, TensorDesc, Violation};
 
 use serde_json::Value;
@@ -395,9 +394,7 @@ fn check(
             if checked.status == FIND_KERNEL_ERROR && !names_soc {
                 checked.expected = None;
             }
-            if let AnyArguments::FusedInferAttentionScore(call_arguments) = arguments {
-                checked.taken_by = call_arguments.call().taken_by(attention_version(version), target, &[]);
-            }
+            checked.taken_by = arguments.taken_by(version, target);
             checked.message = Some(match checked.taken_by {
                 Some(other) => format!("{violation}; {other} takes the call"),
                 None => violation.to_string(),
@@ -409,10 +406,4 @@ fn check(
         checked.compare_rule(recorded);
     }
     checked
-}
-
-/// The version of FusedInferAttentionScore with this number.
-fn attention_version(number: u8) -> Version {
-    let mut all = Version::ALL.into_iter();
-    all.find(|version| version.number() == number).unwrap_or(Version::V1)
 }

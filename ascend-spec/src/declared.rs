@@ -235,6 +235,17 @@ macro_rules! declared_operators {
                 }
             }
 
+            /// Finds a target that takes a call which `target` refuses: the oldest newer release of its product, or
+            /// else another product with the oldest release from `target`'s on. It takes the call if that breaks
+            /// neither a rule nor a lint there, in the version that [`chosen_on`](Self::chosen_on) chooses.
+            pub fn taken_by(&self, at_least: u8, target: Target) -> Option<Target> {
+                target.nearest(|other| {
+                    let mut is_clean = true;
+                    let checked = self.check(self.chosen_on(at_least, other), other, &mut |_| is_clean = false);
+                    checked.is_ok() && is_clean
+                })
+            }
+
             /// Checks the contents of tensors that the operator reads as indices: a call that is launched in spite of
             /// an error accesses memory outside of its tensors. `integers` returns the contents of an integer tensor.
             ///

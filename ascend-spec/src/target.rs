@@ -48,6 +48,20 @@ impl Target {
         self.soc.is_known_to(self.cann)
     }
 
+    /// The first target that `takes` what this one refuses: the oldest newer release of its product, or else another
+    /// product with the oldest release from this one's on.
+    pub(crate) fn nearest(self, takes: impl Fn(Target) -> bool) -> Option<Target> {
+        let from = |soc, is_beside: fn(&Cann, &Cann) -> bool| {
+            let releases = Cann::ALL.into_iter();
+            let releases = releases.filter(move |cann| is_beside(cann, &self.cann));
+            releases.map(move |cann| Target::new(soc, cann))
+        };
+        let products = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
+        let others = products.into_iter().filter(|soc| !soc.is_kin(self.soc));
+        let others = others.flat_map(|soc| from(soc, Cann::ge));
+        from(self.soc, Cann::gt).chain(others).find(|other| other.is_released() && takes(*other))
+    }
+
     /// The target itself, if its release knows its product.
     ///
     /// # Errors

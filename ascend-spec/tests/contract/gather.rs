@@ -1,6 +1,7 @@
 //! The contract of GatherPaKvCache: a call for every rule.
 
 use crate::described::{half, numbers, of};
+use ascend_spec::declared::AnyArguments;
 use ascend_spec::ops::gather_pa_kv_cache::{GatherCall, GatherProblem, Source, rules};
 use ascend_spec::{Cann, DType, Dims, Format, Soc, Target, TensorDesc};
 use std::collections::BTreeSet;
@@ -83,6 +84,9 @@ fn every_gather_rule_refuses_a_call() {
         assert!(refusal.to_string().contains("gather.product"), "{refusal}");
         broken.insert("gather.product");
     }
+    let old = Target::new(Soc::AtlasA2, Cann::V8_1);
+    let newer = AnyArguments::GatherPaKvCache(base.to_arguments()).taken_by(1, old);
+    assert_eq!(newer, Some(Target::new(Soc::AtlasA2, Cann::V8_5)));
 
     let cut = Call { key_cache: half(&[6, 4, 2, 4]), key: half(&[9, 2, 4]), ..base };
     let long = Call { key_cache: half(&[6, 4, 128, 600]), key: half(&[9, 128, 600]), ..base };

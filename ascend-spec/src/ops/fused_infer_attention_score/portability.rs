@@ -4,7 +4,7 @@ use super::rules::lints::releases::{PORTABLE_MEANING, PORTABLE_REFUSED};
 use super::{CheckedCall, FiaCall, Version};
 use crate::attention_problem::{AttentionProblem, MaskUse};
 use crate::rule::broken;
-use crate::{Cann, Soc, Target, Violation};
+use crate::{Cann, Target, Violation};
 
 impl FiaCall<'_> {
     /// Calls `report` for each way in which another release of `target`'s product, from `since` on, treats the call
@@ -85,20 +85,10 @@ impl FiaCall<'_> {
     /// assert_eq!(call.taken_by(Version::V1, old, &[]), Some(Target::new(Soc::AtlasA2, Cann::V8_5)));
     /// ```
     pub fn taken_by(&self, at_least: Version, target: Target, allowed: &[&str]) -> Option<Target> {
-        let takes = |other: &Target| {
-            let version = Version::chosen_on(self, at_least, *other);
-            let checked = self.check(version, *other);
-            other.is_released() && checked.is_ok_and(|problem| problem.lint(allowed).is_ok())
-        };
-        let from = |soc, is_beside: fn(&Cann, &Cann) -> bool| {
-            let releases = Cann::ALL.into_iter();
-            let releases = releases.filter(move |cann| is_beside(cann, &target.cann));
-            releases.map(move |cann| Target::new(soc, cann))
-        };
-        let products = [Soc::AtlasA2, Soc::AtlasA3, Soc::Ascend950];
-        let others = products.into_iter().filter(|soc| !soc.is_kin(target.soc));
-        let others = others.flat_map(|soc| from(soc, Cann::ge));
-        from(target.soc, Cann::gt).chain(others).find(takes)
+        target.nearest(|other| {
+            let checked = self.check(Version::chosen_on(self, at_least, other), other);
+            checked.is_ok_and(|problem| problem.lint(allowed).is_ok())
+        })
     }
 }
 

@@ -12,7 +12,8 @@ rules! {
     in Scope::ALL;
     ENTRY_POINT = "flash.entry_point", FIND_KERNEL_ERROR, V1, "FlashAttentionScore documentation, products",
         "the product has the entry point in the release",
-        "run on Atlas A2 or A3; V4 needs Ascend 950 and CANN 9.0, V3 and VarLen V5 need CANN 8.5";
+        "run on Atlas A2 or A3, where FlashAttentionVarLenScore takes packed sequences and rotary parts; V4 needs \
+         Ascend 950 and CANN 9.0, V3 and VarLen V5 need CANN 8.5";
     REQUIRED = "flash.required", PARAM_NULLPTR, V1, "FlashAttentionScore documentation, return values",
         "query, key, value, inputLayout, softmaxMaxOut, softmaxSumOut and attentionOutOut are given",
         "pass every required argument";
