@@ -22,12 +22,11 @@ rules! {
         "pass cumulative sums, without a leading 0";
     Q_TOTAL = "packed.q_total", TILING_ERROR, V1, "check E2.2" in Scope::ALL,
         "the last entry of actualSeqLengths is the number of packed query rows, before 8.5 at most 1048576",
-        "let the last entry be the query's rows: trim the query to the rows in use or add a sequence for the padding \
-         rows, and where it is larger correct the lengths";
+        "trim the query to the rows in use, or add a sequence for the padding rows; where the last entry is larger, \
+         correct the lengths";
     KV_ENDS = "packed.kv_ends", TILING_ERROR, V1, "check E2.3" in Scope::ALL,
         "actualSeqLengthsKv of a packed layout without paging is cumulative and ends at the number of packed key rows",
-        "let the last entry be the rows of key and value: trim them to the rows in use, and where it is larger \
-         correct the lengths";
+        "trim key and value to the rows in use; where the last entry is larger, correct the lengths";
     KV_RANGE = "packed.kv_range", TILING_ERROR, V1, "check E2.4" in Scope::ALL,
         "actualSeqLengthsKv of a packed layout with paging has each sequence's own length, within its block table row",
         "pass each sequence's own length (not cumulative), and a block table wide enough for it";
