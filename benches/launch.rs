@@ -43,7 +43,7 @@ fn runtime() -> &'static Runtime {
             ..ascend_emu::functions()
         };
         let api = Arc::new(Api::from_functions(functions, "emulation without phase two"));
-        // SAFETY: all functions are the emulation's but one, which queues nothing and reads nothing.
+        // SAFETY: all functions are the emulation's but phase two of one operator, which queues and reads nothing.
         unsafe { Runtime::from_api(api) }.unwrap()
     })
 }

@@ -307,7 +307,8 @@ ascend_attention::spec::library_rules! {
     STATE_KEPT = "state.kept",
         "tokens are taken back to a state that is kept",
         "go on from a fork that was made after these tokens, or cut the sequence to 0 and begin the request anew; "
-        "where drafts are taken back, make the pool with as many in its `StateShape` as a step of the request has, at most 7";
+        "where drafts are taken back, make the pool with as many in its `StateShape` as a step of the request has, at "
+        "most 7";
     STATE_SLOTS = "state.slots",
         "each slot of a pool of states is free or held, and is written by one state alone",
         "report the calls that were made before: none of this crate leads there";

@@ -191,6 +191,7 @@ fn calls_beyond_the_tensors_and_other_contracts_are_refused() {
     plan.launch(&stream, inputs).unwrap();
     // A captured launch reads what the table names when it is replayed.
     let (graph, ()) = Graph::capture(stream.device(), (), |capture, _| plan.launch(capture, inputs).map(drop)).unwrap();
+    drop(plan);
     let other = sequences.overwrite(&stream, &[1, 1], &[32, 48], &[[3], [2]]);
     assert_eq!(violated(other), "nsa_compress_with_cache.contents");
     sequences.overwrite(&stream, &[1, 1], &[32, 48], &[[1], [2]]).unwrap();

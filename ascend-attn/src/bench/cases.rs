@@ -1,8 +1,7 @@
 //! The cases of the benchmark: attention calls by name, described, checked by the contract and filled with numbers.
 
 use crate::random::Random;
-use ascend_attention::spec::attention_problem::SoftmaxOutputs;
-use ascend_attention::spec::attention_problem::{AttentionProblem, TensorRole};
+use ascend_attention::spec::attention_problem::{AttentionProblem, SoftmaxOutputs, TensorRole};
 use ascend_attention::spec::geometry::{TriangleMix, TrianglePart, TriangleRows};
 use ascend_attention::spec::ops::flash_attention_score::{self, FlashAttentionCall};
 use ascend_attention::spec::ops::fused_infer_attention_score::{Argument, FiaCall, Parameter, Version};
